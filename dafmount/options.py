@@ -1,0 +1,172 @@
+"""Every setting of a mount, in one frozen value: `-o` words, the environment, defaults.
+
+Owns their names, units and limits. Knows neither argparse nor FUSE beyond the words it passes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from dafmount.errors import UsageError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+LAYOUTS = ("1.1", "1.0")
+Verify: TypeAlias = Literal["off", "auto", "all"]
+VERIFY = get_args(Verify)
+
+CACHE_VARIABLE = "DAF_PACKED_LOCAL_CACHE_KB"
+
+_Value: TypeAlias = int | float | str | Path
+_Parser: TypeAlias = Callable[[str, str], _Value]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+
+_IGNORED = frozenset(
+    "ro dev nodev suid nosuid exec noexec auto noauto nofail defaults user nouser users owner group _netdev async atime noatime "
+    "relatime norelatime strictatime diratime nodiratime lazytime nolazytime silent loud fd".split()
+)
+"""Words of mount(8) that need no doing here: a mount is always ro,nosuid,nodev and has no access times."""
+
+_KERNEL = frozenset({"allow_other", "allow_root", "default_permissions", "auto_unmount", "max_read"})
+"""Words that libfuse or the kernel understand and that are passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one mount. Sizes are in bytes."""
+
+    cache_bytes: int = 64 * MIB
+    """Most bytes of decoded chunks kept (`cache=`, or DAF_PACKED_LOCAL_CACHE_KB)."""
+    spool: Path | None = None
+    """Directory for decoded copies of compressed ZIP entries (`spool=`); None: $TMPDIR or /var/tmp."""
+    spool_bytes: int = 4 * GIB
+    """Most bytes of such copies (`spool-size=`)."""
+    layout: str = "1.1"
+    """The version of FilesDaf that the mount is an example of (`layout=`)."""
+    shards: bool = False
+    """Whether the shards are shown beside the flat files (`shards`)."""
+    verify: Verify = "auto"
+    """Which checksums are checked (`verify=`): off, auto, all."""
+    timeout_s: float = 120.0
+    """How long a request may wait for the source before it fails with ETIMEDOUT (`timeout=`, seconds)."""
+    nonempty: bool = False
+    """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
+    uid: int | None = None
+    gid: int | None = None
+    umask: int | None = None
+    """Owner, group and permission mask of everything shown; None: the mounting user's and the source's."""
+    fsname: str | None = None
+    """What /proc/mounts shows as the source; None: the source itself."""
+    kernel: tuple[str, ...] = ()
+    """Words for libfuse, passed on."""
+
+
+def parse_options(words: Iterable[str], environment: Mapping[str, str]) -> Options:
+    """Options from `-o` words (each may be a comma-separated list; `\\,` stands for a comma) and the environment.
+
+    A later word wins over an earlier one, a word over the environment. Raises UsageError, naming the word.
+    """
+    options = Options()
+    cache_kb = environment.get(CACHE_VARIABLE)
+    if cache_kb is not None:
+        options = replace(options, cache_bytes=_number(CACHE_VARIABLE, cache_kb) * KIB)
+    for word in _split(words):
+        options = _apply(options, word)
+    return options
+
+
+def _split(words: Iterable[str]) -> Iterable[str]:
+    for word in words:
+        for part in re.split(r"(?<!\\),", word):
+            if part.strip():
+                yield part.strip().replace("\\,", ",")
+
+
+def _apply(options: Options, word: str) -> Options:
+    name, equals, value = word.partition("=")
+    setter = _SETTERS.get(name)
+    if setter is not None:
+        field, parse = setter
+        if parse is None:
+            if equals:
+                raise UsageError(f"option {name!r} takes no value, found {word!r}")
+            return replace(options, **{field: True})  # type: ignore[arg-type]
+        if not equals:
+            raise UsageError(f"option {name!r} needs a value: {name}=...")
+        return replace(options, **{field: parse(name, value)})  # type: ignore[arg-type]
+    if name in _KERNEL:
+        return replace(options, kernel=(*options.kernel, word))
+    if name in _IGNORED or name.startswith(("x-", "comment")):
+        return options
+    if name in ("rw", "remount"):
+        raise UsageError(f"option {name!r}: a dafmount is read-only and is mounted once; leave it out")
+    raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(_SETTERS))} and those of mount(8)")
+
+
+def parse_size(name: str, text: str) -> int:
+    """Bytes from `65536`, `64M`, `64MiB`, `1.5G`; raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"option {name!r}: {text!r} is no size; write it as 65536, 64K, 64M or 4G")
+    return int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+
+
+def _number(name: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise UsageError(f"option {name!r}: {text!r} is no whole number")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise UsageError(f"option {name!r}: {text!r} is no number of seconds")
+    return float(text)
+
+
+def _octal(name: str, text: str) -> int:
+    if not re.fullmatch(r"0?[0-7]{1,3}", text):
+        raise UsageError(f"option {name!r}: {text!r} is no octal mask such as 022")
+    return int(text, 8)
+
+
+def _choice(known: tuple[str, ...]) -> _Parser:
+    def parse(name: str, text: str) -> str:
+        if text not in known:
+            raise UsageError(f"option {name!r}: {text!r}, expected one of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+def _path(name: str, text: str) -> Path:
+    if not text:
+        raise UsageError(f"option {name!r} needs a directory")
+    return Path(text).absolute()
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+_SETTERS: dict[str, tuple[str, _Parser | None]] = {
+    "cache": ("cache_bytes", parse_size),
+    "spool": ("spool", _path),
+    "spool-size": ("spool_bytes", parse_size),
+    "layout": ("layout", _choice(LAYOUTS)),
+    "shards": ("shards", None),
+    "verify": ("verify", _choice(VERIFY)),
+    "timeout": ("timeout_s", _seconds),
+    "nonempty": ("nonempty", None),
+    "uid": ("uid", _number),
+    "gid": ("gid", _number),
+    "umask": ("umask", _octal),
+    "fsname": ("fsname", _text),
+}
