@@ -1,0 +1,1 @@
+"""What a Daf data set contains: descriptors, element types, axes and properties."""
