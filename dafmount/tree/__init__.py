@@ -1,0 +1,1 @@
+"""What a Daf data set looks like when mounted: directories, files and their bytes."""

@@ -1,0 +1,332 @@
+"""What an archive looks like when mounted: every Daf in it flat, everything else as it is.
+
+Owns which names are shown, what stands behind each, and what is made up: flat descriptors, metadata.json, daf.json of the
+layout asked for, and the directories that every Daf has even when they are empty. Must not know FUSE. Directories are
+built when first entered, so that an archive of many data sets costs no more than the one that is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from dafmount.daf.catalog import PropertyKey
+from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
+from dafmount.daf.eltype import itemsize
+from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
+from dafmount.errors import DafmountError, NotFound
+from dafmount.shard.grid import make_grid
+from dafmount.source.base import Archive, ByteSource, Entry
+from dafmount.tree.cache import ChunkCache
+from dafmount.tree.chunks import ShardReader, ShardSpec
+from dafmount.tree.content import CachedUnits, Content, Literal, PackedNumbers, PackedText
+from dafmount.tree.nodes import Directory, File, Loader, Node, join
+
+log = logging.getLogger(__name__)
+
+MAX_CHUNK_BYTES = 256 << 20
+"""A raw chunk that claims more is refused, unless the cache is larger; writers use 8 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How data sets are shown, and what their contents share."""
+
+    cache: ChunkCache
+    layout: str = "1.1"
+    shards: bool = False
+    verify: bool = True
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        """The largest raw chunk that is decoded."""
+        return max(MAX_CHUNK_BYTES, self.cache.limit_bytes)
+
+
+def build_tree(archive: Archive, root: str, style: Style) -> Directory:
+    """The tree of a data set, or of several in one archive, below the archive's directory `root`."""
+    return Directory("", None, archive.mtime_ns, Plain(archive, root, style).load)
+
+
+class Plain:
+    """A directory of the archive shown as it is, unless it turns out to be a Daf."""
+
+    def __init__(self, archive: Archive, path: str, style: Style) -> None:
+        self._archive = archive
+        self._path = path
+        self._style = style
+
+    def load(self, directory: Directory) -> dict[str, Node]:
+        """The children; raises NotFound, or for a Daf of another version UnsupportedFormat."""
+        entries = self._archive.listdir(self._path)
+        if any(entry.name == MARKER and not entry.is_directory for entry in entries):
+            return DafTree(self._archive, self._path, self._style).load(directory, entries)
+        return {entry.name: self.node(entry, directory) for entry in entries}
+
+    def node(self, entry: Entry, directory: Directory) -> Node:
+        """An entry as it is."""
+        if entry.is_directory:
+            below = Plain(self._archive, join(self._path, entry.name), self._style)
+            return Directory(entry.name, directory, entry.mtime_ns, below.load)
+        return File(entry.name, directory, entry.size, entry.mtime_ns, self)
+
+    def open(self, file: File) -> Content:
+        """The bytes of a file of this directory."""
+        return self._archive.open(join(self._path, file.name))
+
+
+class DafTree:
+    """One Daf, shown flat."""
+
+    def __init__(self, archive: Archive, root: str, style: Style) -> None:
+        self.archive = archive
+        self.style = style
+        self.layout = FilesLayout(archive, root)
+        self._is_legacy = style.layout == "1.0"
+
+    def load(self, directory: Directory, entries: Iterable[Entry]) -> dict[str, Node]:
+        """The root's children; raises UnsupportedFormat or CorruptDescriptor for its daf.json."""
+        version = self.layout.version()
+        wanted = (1, 0) if self._is_legacy else (1, 1)
+        plain = Plain(self.archive, self.layout.root, self.style)
+        children: dict[str, Node] = {}
+        for entry in entries:
+            children[entry.name] = plain.node(entry, directory)
+        if version != wanted:
+            self._replace(children, MARKER, directory, Made(compact_json({"version": list(wanted)})))
+        children[METADATA] = File(METADATA, directory, None, self.archive.mtime_ns, MetadataOpener(self, directory))
+        sections: dict[str, Loader] = {
+            "axes": self._load_stored("axes"),
+            "scalars": self._load_stored("scalars"),
+            "vectors": self._load_vectors,
+            "matrices": self._load_matrices,
+        }
+        for name in SECTIONS:
+            self._section(children, directory, name, sections[name])
+        return children
+
+    def descriptor_nodes(self, root: Directory) -> Iterator[tuple[PropertyKey, File]]:
+        """Every vector's, then every matrix's descriptor file, as shown."""
+        vectors, matrices = root.children()["vectors"], root.children()["matrices"]
+        directories = [*_directories(vectors)]
+        for rows in _directories(matrices):
+            directories.extend(_directories(rows))
+        for directory in directories:
+            for file in directory.children().values():
+                if isinstance(file, File) and isinstance(file.opener, DescriptorOpener):
+                    yield file.opener.key(file), file
+
+    def shown_descriptor(self, key: PropertyKey, *, is_packed: bool) -> bytes:
+        """A descriptor as the mount shows it: without packing, in the layout asked for."""
+        raw = self.layout.raw_descriptor(key)
+        where = self.layout.where(key.path + ".json")
+        descriptor = parse_descriptor(raw, len(key.axes), where)
+        if self._is_legacy:
+            return legacy_json(raw, descriptor, where)
+        return flat_json(raw, descriptor, where) if is_packed else raw
+
+    def _section(self, children: dict[str, Node], directory: Directory, name: str, loader: Loader) -> None:
+        present = children.get(name)
+        mtime_ns = present.mtime_ns if isinstance(present, Directory) else self.archive.mtime_ns
+        children[name] = Directory(name, directory, mtime_ns, loader)
+
+    def _replace(self, children: dict[str, Node], name: str, directory: Directory, opener: Made) -> None:
+        children[name] = File(name, directory, opener.size, children[name].mtime_ns, opener)
+
+    def _load_stored(self, path: str) -> Loader:
+        plain = Plain(self.archive, self.layout.path(path), self.style)
+
+        def load(directory: Directory) -> dict[str, Node]:
+            return {entry.name: plain.node(entry, directory) for entry in self._entries(path)}
+
+        return load
+
+    def _load_vectors(self, directory: Directory) -> dict[str, Node]:
+        return self._load_axes("vectors", directory, lambda axis: PropertyDirectory(self, (axis,)).load)
+
+    def _load_matrices(self, directory: Directory) -> dict[str, Node]:
+        return self._load_axes("matrices", directory, self._load_rows)
+
+    def _load_rows(self, rows: str) -> Loader:
+        def load(directory: Directory) -> dict[str, Node]:
+            return self._load_axes(
+                f"matrices/{rows}", directory, lambda columns: PropertyDirectory(self, (rows, columns)).load
+            )
+
+        return load
+
+    def _load_axes(self, path: str, directory: Directory, loader: _LoaderOfAxis) -> dict[str, Node]:
+        """A directory of one directory for each axis, those that the archive lost included."""
+        plain = Plain(self.archive, self.layout.path(path), self.style)
+        children: dict[str, Node] = {}
+        for entry in self._entries(path):
+            if entry.is_directory:
+                children[entry.name] = Directory(entry.name, directory, entry.mtime_ns, loader(entry.name))
+            else:
+                children[entry.name] = plain.node(entry, directory)
+        for axis in self.layout.axes():
+            if axis not in children:
+                children[axis] = Directory(axis, directory, self.archive.mtime_ns, loader(axis))
+        return children
+
+    def _entries(self, path: str) -> list[Entry]:
+        try:
+            return self.archive.listdir(self.layout.path(path))
+        except NotFound:
+            return []
+
+
+class _LoaderOfAxis(Protocol):
+    def __call__(self, axis: str, /) -> Loader: ...
+
+
+class PropertyDirectory:
+    """A directory of vectors or matrices: shards appear as their flat files."""
+
+    def __init__(self, tree: DafTree, axes: tuple[str, ...]) -> None:
+        self._tree = tree
+        self._axes = axes
+        self._path = "/".join(["vectors" if len(axes) == 1 else "matrices", *axes])
+
+    def load(self, directory: Directory) -> dict[str, Node]:
+        """The children; what a shard cannot tell now (a damaged axis, say) is told when its file is used."""
+        tree, layout = self._tree, self._tree.layout
+        try:
+            entries = tree.archive.listdir(layout.path(self._path))
+        except NotFound:
+            return {}
+        packed = layout.packed_components(self._axes, [entry.name for entry in entries if not entry.is_directory])
+        flat_of_packed = {component.key.name for component in packed.values()}
+        plain = Plain(tree.archive, layout.path(self._path), tree.style)
+        stored = DescriptorOpener(tree, self._axes, is_packed=False)
+        rewritten = DescriptorOpener(tree, self._axes, is_packed=True)
+        children: dict[str, Node] = {}
+        flat: dict[str, Node] = {}
+        for entry in entries:
+            name = entry.name
+            component = packed.get(name)
+            if component is not None:
+                shown = component.flat_name
+                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"))
+                flat[shown] = File(shown, directory, opener.size_if_cheap(), entry.mtime_ns, opener)
+                if tree.style.shards:
+                    children[name] = plain.node(entry, directory)
+                else:
+                    children[shown] = flat[shown]
+            elif name.endswith(".json") and not entry.is_directory:
+                is_packed = name.removesuffix(".json") in flat_of_packed
+                as_stored = not is_packed and tree.style.layout != "1.0"
+                size = entry.size if as_stored else None
+                children[name] = File(name, directory, size, entry.mtime_ns, rewritten if is_packed else stored)
+            else:
+                children[name] = plain.node(entry, directory)
+        children.update(flat)
+        return children
+
+
+class Made:
+    """A file of bytes that were made up."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self._data)
+
+    def open(self, file: File) -> Content:
+        """The bytes."""
+        return Literal(self._data)
+
+
+class DescriptorOpener:
+    """The descriptors of one directory."""
+
+    def __init__(self, tree: DafTree, axes: tuple[str, ...], *, is_packed: bool) -> None:
+        self._tree = tree
+        self._axes = axes
+        self._is_packed = is_packed
+
+    def key(self, file: File) -> PropertyKey:
+        """Which property a file describes."""
+        return PropertyKey(self._axes, file.name.removesuffix(".json"))
+
+    def open(self, file: File) -> Content:
+        """The descriptor as shown; raises CorruptDescriptor or UnsupportedFormat."""
+        return Literal(self._tree.shown_descriptor(self.key(file), is_packed=self._is_packed))
+
+
+class MetadataOpener:
+    """metadata.json, made to match what the mount shows."""
+
+    def __init__(self, tree: DafTree, root: Directory) -> None:
+        self._tree = tree
+        self._root = root
+
+    def open(self, file: File) -> Content:
+        """Reads every descriptor; what cannot be read is logged and left out."""
+        parts = []
+        for path, value in self._entries():
+            parts.append(compact_json(path).rstrip(b"\n") + b":" + value)
+        return Literal(b"{" + b",".join(parts) + b"}")
+
+    def _entries(self) -> Iterator[tuple[str, bytes]]:
+        yield from self._tree.layout.metadata_entries()
+        for key, descriptor in self._tree.descriptor_nodes(self._root):
+            try:
+                content = descriptor.opener.open(descriptor)
+                yield key.path, minify(content.read(0, content.size))
+            except DafmountError as error:
+                log.error("left out of metadata.json: %s", error)
+
+
+class PackedOpener:
+    """The flat form of one shard."""
+
+    def __init__(self, tree: DafTree, packed: PackedComponent, path: str) -> None:
+        self._tree = tree
+        self._packed = packed
+        self._path = path
+
+    def size_if_cheap(self) -> int | None:
+        """Bytes of a numeric component, from its shape; None for strings, or where the shape cannot be told."""
+        component = self._packed.component
+        try:
+            width = itemsize(component.eltype, self._path)
+            return None if width is None else math.prod(self._tree.layout.shape(self._packed.key, component)) * width
+        except (DafmountError, OSError):
+            return None
+
+    def open(self, file: File) -> Content:
+        """The flat bytes; raises what the descriptor and the archive let expect."""
+        source = self._tree.archive.open(self._path)
+        try:
+            return self._open(source, file.number)
+        except BaseException:
+            source.close()
+            raise
+
+    def _open(self, source: ByteSource, number: int) -> Content:
+        style, component, packing = self._tree.style, self._packed.component, self._packed.component.packing
+        assert packing is not None
+        name = source.name
+        width = itemsize(component.eltype, name)
+        shape = self._tree.layout.shape(self._packed.key, component)
+        grid = make_grid(shape, packing.chunk_shape, width or 1, style.max_chunk_bytes, name)
+        chunk_bytes = None if width is None else grid.chunk_bytes
+        spec = ShardSpec(grid.n_chunks, packing, width, chunk_bytes, style.max_chunk_bytes, style.verify)
+        reader = ShardReader(source, spec, name)
+        if width is None:
+            return PackedText(grid, reader, style.cache, number)
+        return PackedNumbers(grid, CachedUnits(reader, style.cache, number))
+
+
+def _directories(node: Node) -> Iterator[Directory]:
+    if isinstance(node, Directory):
+        for child in node.children().values():
+            if isinstance(child, Directory):
+                yield child

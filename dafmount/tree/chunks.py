@@ -1,0 +1,292 @@
+"""Raw chunks of one shard: located, fetched from a byte source, and decoded.
+
+Owns the reading that `shard/` only plans: the tail, the parts of the directory that are needed, headers and payloads. Must
+not know what the values mean or who caches them. Threads share a reader; what they learn twice is merely learnt twice.
+
+Only the directory entries that a request needs are read, in blocks (PackedFormat documentation, Random-access central
+directory): a shard may have 10^8 chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dafmount.daf.catalog import Packing
+from dafmount.errors import CorruptShard
+from dafmount.shard import codecs, directory
+from dafmount.source import ranges
+from dafmount.source.base import ByteSource, Range
+
+BLOCK_ENTRIES = 512
+"""Directory entries read and parsed at once; some 50 kB."""
+
+MAX_BLOCKS = 64
+"""Parsed blocks kept for each open shard; some 15 kB each."""
+
+MAX_FETCH_BYTES = 8 << 20
+"""The longest range that near chunks are joined into."""
+
+Raw = bytes | bytearray | memoryview
+ReadAt = Callable[[int, int], bytes]
+
+
+class WouldWait(Exception):  # noqa: N818 - nothing is wrong
+    """Bytes would have to be waited for, and the caller did not want to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """What a descriptor says of a shard."""
+
+    n_chunks: int
+    packing: Packing
+    itemsize: int | None
+    """Bytes of a value; None for strings."""
+    chunk_bytes: int | None
+    """Bytes of every raw chunk; None for strings, whose chunks differ."""
+    max_chunk_bytes: int
+    """A raw chunk that claims more is refused."""
+    verify: bool
+    """Whether the CRC-32 of each chunk is checked."""
+
+    @property
+    def absent_strings(self) -> bytes:
+        """The raw chunk that an absent chunk of strings stands for: the count, and that many empty strings."""
+        count = math.prod(self.packing.chunk_shape)
+        return count.to_bytes(4, "little") + bytes(4 * count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the shard's own tail says."""
+
+    end: directory.End
+    stride: directory.Stride | None
+    """None where the directory lacks the absent chunks; then `index` tells."""
+    index: directory.Index | None
+    decoder: codecs.Decoder
+
+
+class ShardReader:
+    """Reads raw chunks of one shard."""
+
+    def __init__(self, source: ByteSource, spec: ShardSpec, name: str) -> None:
+        self.source = source
+        self.spec = spec
+        self.name = name
+        self._opened: _Opened | None = None
+        self._blocks: OrderedDict[int, directory.Chunks] = OrderedDict()
+
+    def read(self, chunks: Sequence[int]) -> list[Raw]:
+        """The raw chunks, in the order asked for (ascending numbers)."""
+        return self._read(chunks, self.source.read)
+
+    def read_nowait(self, chunks: Sequence[int]) -> list[Raw]:
+        """As `read`, but raises WouldWait rather than wait for bytes."""
+        return self._read(chunks, self._source_nowait)
+
+    def raw_sizes(self) -> NDArray[np.int64]:
+        """The bytes of every raw chunk, without decoding any where the codec allows it."""
+        n_chunks = self.spec.n_chunks
+        sizes = np.zeros(n_chunks, np.int64)
+        opened = self._open(self.source.read)
+        if opened.index is not None:
+            raise CorruptShard(f"{self.name}: its directory lists {opened.end.n_entries} of {n_chunks} chunks")
+        for first in range(0, n_chunks, BLOCK_ENTRIES):
+            block = self._block(first // BLOCK_ENTRIES, opened, self.source.read)
+            sizes[first : first + len(block.crc)] = self._raw_sizes(first, block, opened.decoder)
+        if n_chunks and (int(sizes.min()) < 0 or int(sizes.max()) > self.spec.max_chunk_bytes):
+            raise CorruptShard(
+                f"{self.name}: a chunk claims {int(sizes.max())} bytes, expected at most {self.spec.max_chunk_bytes}"
+            )
+        return sizes
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self.source.close()
+
+    def _source_nowait(self, offset: int, length: int) -> bytes:
+        data = self.source.read_nowait(offset, length)
+        if data is None:
+            raise WouldWait
+        return data
+
+    def _read(self, chunks: Sequence[int], read_at: ReadAt) -> list[Raw]:
+        opened = self._open(read_at)
+        if opened.index is not None:
+            return [self._read_by_index(chunk, opened, opened.index, read_at) for chunk in chunks]
+        raws: list[Raw] = []
+        at = 0
+        while at < len(chunks):
+            number = chunks[at] // BLOCK_ENTRIES
+            stop = at + 1
+            while stop < len(chunks) and chunks[stop] < (number + 1) * BLOCK_ENTRIES:
+                stop += 1
+            block = self._block(number, opened, read_at)
+            raws.extend(self._decode(chunks[at:stop], number * BLOCK_ENTRIES, block, opened, read_at))
+            at = stop
+        return raws
+
+    def _decode(
+        self, chunks: Sequence[int], first: int, block: directory.Chunks, opened: _Opened, read_at: ReadAt
+    ) -> list[Raw]:
+        """Decode chunks that all lie in one block of the directory, which begins at chunk `first`."""
+        raws: list[Raw | None] = [None] * len(chunks)
+        places = np.fromiter(chunks, np.int64, len(chunks)) - first
+        picked = _take(block, places)
+        for fetch in self._plan(picked, opened.end.directory_offset):
+            data = read_at(fetch.range.start, fetch.range.stop - fetch.range.start)
+            part = _take(picked, np.array(fetch.members))
+            numbers = [chunks[member] for member in fetch.members]
+            decoded = self._decode_fetched(data, fetch.range, part, numbers, opened)
+            for member, raw in zip(fetch.members, decoded, strict=True):
+                raws[member] = raw
+        return [raw for raw in raws if raw is not None]
+
+    def _plan(self, picked: directory.Chunks, limit: int) -> list[ranges.Fetch]:
+        """Ranges that hold the headers and payloads of `picked`; nothing of a chunk lies beyond `limit`."""
+        starts = picked.header_offset
+        stops = np.minimum(starts + picked.stored_bytes + picked.header_hint, limit)
+        wanted = [Range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return ranges.join(wanted, gap_bytes=self.source.gap_bytes, max_bytes=MAX_FETCH_BYTES)
+
+    def _decode_fetched(
+        self, data: bytes, fetched: Range, part: directory.Chunks, numbers: Sequence[int], opened: _Opened
+    ) -> list[Raw]:
+        """The raw chunks of which headers and payloads lie in `data`."""
+        starts = directory.data_starts(data, part.header_offset - fetched.start, numbers[0], self.name)
+        over = starts + part.stored_bytes > len(data)
+        if over.any():
+            worst = int(over.argmax())
+            raise CorruptShard(
+                f"{self.name}: chunk {numbers[worst]} has a local header that is longer than its directory entry"
+            )
+        spec, name = self.spec, self.name
+        if spec.chunk_bytes is None:
+            return self._decode_strings(data, starts, part, numbers, opened)
+        size = spec.chunk_bytes
+        out = bytearray(size * len(numbers))
+        places = range(0, size * len(numbers), size)
+        opened.decoder.decode_run(data, starts, part, out, places, size, lambda i: f"{name}: chunk {numbers[i]}")
+        if len(numbers) == 1:
+            return [out]
+        view = memoryview(out)
+        return [bytes(view[place : place + size]) for place in places]
+
+    def _decode_strings(
+        self, data: bytes, starts: NDArray[np.int64], part: directory.Chunks, numbers: Sequence[int], opened: _Opened
+    ) -> list[Raw]:
+        view = memoryview(data)
+        raws: list[Raw] = []
+        for at, number in enumerate(numbers):
+            start, stored = int(starts[at]), int(part.stored_bytes[at])
+            raws.append(
+                opened.decoder.decode(
+                    view[start : start + stored],
+                    int(part.method[at]),
+                    int(part.crc[at]),
+                    int(part.raw_bytes[at]),
+                    None,
+                    self.spec.max_chunk_bytes,
+                    f"{self.name}: chunk {number}",
+                )
+            )
+        return raws
+
+    def _read_by_index(self, chunk: int, opened: _Opened, index: directory.Index, read_at: ReadAt) -> Raw:
+        """A chunk of a shard whose directory leaves the absent chunks out."""
+        offset, length = int(index.offset[chunk]), int(index.length[chunk])
+        where = f"{self.name}: chunk {chunk}"
+        if offset < 0:
+            return bytes(self.spec.chunk_bytes) if self.spec.chunk_bytes is not None else self.spec.absent_strings
+        payload = memoryview(read_at(offset, length))
+        return opened.decoder.decode_indexed(payload, self.spec.chunk_bytes, self.spec.max_chunk_bytes, where)
+
+    def _block(self, number: int, opened: _Opened, read_at: ReadAt) -> directory.Chunks:
+        block = self._blocks.get(number)
+        if block is not None:
+            return block
+        assert opened.stride is not None
+        first = number * BLOCK_ENTRIES
+        n = min(BLOCK_ENTRIES, self.spec.n_chunks - first)
+        stride = opened.stride.entry_bytes
+        data = read_at(opened.end.directory_offset + first * stride, n * stride)
+        block = directory.parse_entries(data, opened.stride, first, n, self.name)
+        self._blocks[number] = block
+        while len(self._blocks) > MAX_BLOCKS:
+            self._blocks.popitem(last=False)
+        return block
+
+    def _raw_sizes(self, first: int, block: directory.Chunks, decoder: codecs.Decoder) -> NDArray[np.int64]:
+        """Raw sizes of the chunks of one block: from the directory, or from the heads of blosc buffers."""
+        if decoder.zip_method != codecs.METHOD_STORED:
+            return block.raw_bytes
+        head_bytes = block.header_hint + codecs.HEAD_BYTES
+        wanted = [Range(start, min(start + head_bytes, self.source.size)) for start in block.header_offset.tolist()]
+        sizes = np.zeros(len(wanted), np.int64)
+        fetches = ranges.join(wanted, gap_bytes=self.source.gap_bytes, max_bytes=MAX_FETCH_BYTES)
+        datas = self.source.read_ranges([fetch.range for fetch in fetches])
+        for fetch, data in zip(fetches, datas, strict=True):
+            for member in fetch.members:
+                at = wanted[member].start - fetch.range.start
+                where = f"{self.name}: chunk {first + member}"
+                at += directory.data_start(data, at, where)
+                head = data[at : at + codecs.HEAD_BYTES]
+                size = decoder.raw_size(head, int(block.stored_bytes[member]), int(block.raw_bytes[member]), where)
+                if size is None:
+                    raws = self.read([first + member])
+                    size = len(raws[0])
+                sizes[member] = size
+        return sizes
+
+    def _open(self, read_at: ReadAt) -> _Opened:
+        if self._opened is None:
+            self._opened = self._read_tail(read_at)
+        return self._opened
+
+    def _read_tail(self, read_at: ReadAt) -> _Opened:
+        spec, size = self.spec, self.source.size
+        tail_bytes = min(directory.TAIL_BYTES, size)
+        end = directory.parse_end(read_at(size - tail_bytes, tail_bytes), size, self.name)
+        stride = index = codec_json = None
+        if end.n_entries < spec.n_chunks and spec.packing.packed_format == "indexed+zipped":
+            length = directory.index_bytes(spec.n_chunks)
+            if length > size:
+                raise CorruptShard(f"{self.name}: {size} bytes cannot hold the index of {spec.n_chunks} chunks")
+            index = directory.parse_index(read_at(0, length), spec.n_chunks, size, self.name)
+        else:
+            first = read_at(end.directory_offset, min(4096, end.directory_bytes))
+            stride = directory.parse_stride(first, end, spec.n_chunks, self.name)
+            if codecs.needs_codec_json(spec.packing.compression, spec.itemsize):
+                codec_json = self._codec_json(end, stride, read_at)
+        decoder = codecs.make_decoder(spec.packing.compression, spec.itemsize, codec_json, spec.verify, self.name)
+        return _Opened(end, stride, index, decoder)
+
+    def _codec_json(self, end: directory.End, stride: directory.Stride, read_at: ReadAt) -> bytes | None:
+        place = directory.codec_json_entry_range(end, stride, self.spec.n_chunks)
+        if place is None:
+            return None
+        entry = directory.parse_codec_json_entry(read_at(*place), end, self.name)
+        header = read_at(entry.header_offset, min(entry.header_hint, end.directory_offset - entry.header_offset))
+        start = entry.header_offset + directory.data_start(header, 0, f"{self.name}: codec.json")
+        if start + entry.stored_bytes > end.directory_offset:
+            raise CorruptShard(f"{self.name}: codec.json has {entry.stored_bytes} bytes at {start}, beyond the chunks")
+        return read_at(start, entry.stored_bytes)
+
+
+def _take(chunks: directory.Chunks, places: NDArray[np.int64]) -> directory.Chunks:
+    """Some of the chunks of a block."""
+    return directory.Chunks(
+        chunks.method[places],
+        chunks.crc[places],
+        chunks.stored_bytes[places],
+        chunks.raw_bytes[places],
+        chunks.header_offset[places],
+        chunks.header_hint,
+    )
