@@ -1,0 +1,1 @@
+"""The commands: argv in, exit code out."""

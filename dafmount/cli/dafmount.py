@@ -1,0 +1,235 @@
+"""The command dafmount: mounts, unmounts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from dafmount import __version__
+from dafmount.cli import exits
+from dafmount.errors import DafmountError, UsageError
+from dafmount.mount import background, mountpoint
+from dafmount.mount.background import Outcome
+from dafmount.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from dafmount.mount.operations import Ownership
+
+log = logging.getLogger("dafmount")
+
+SYSTEM_LOG = "/dev/log"
+
+DESCRIPTION = """Mount a Daf data set, packed or flat, as plain flat files.
+
+SOURCE is a FilesDaf directory, x.daf.zip, x.dafs.zip#/group, or x.dafs.zip (every group as a folder)."""
+
+OPTIONS_HELP = """options for -o (comma-separated):
+  cache=SIZE        memory for decoded chunks (64M; also DAF_PACKED_LOCAL_CACHE_KB)
+  spool=DIR         where compressed ZIP entries are decoded to ($TMPDIR or /var/tmp)
+  spool-size=SIZE   most bytes of such copies (4G)
+  layout=1.1|1.0    version of FilesDaf that the mount shows (1.1)
+  shards            show the packed shards beside the flat files
+  verify=WHAT       checksums to check: off, auto, all (auto)
+  timeout=SECONDS   longest wait for the source before a request fails (120)
+  nonempty          mount over a directory that has entries
+  uid=, gid=, umask=  owner, group and permission mask of everything shown
+  fsname=NAME       what /proc/mounts shows as the source
+  allow_other, allow_root, auto_unmount, default_permissions, max_read=  as for every FUSE file system
+  ro, nosuid, nodev, noauto, user, _netdev, x-...  and other words of mount(8) are accepted
+"""
+
+
+class _Command(NamedTuple):
+    """What to mount where, and how to say what happens."""
+
+    source: str
+    mountpoint: str
+    options: Options
+    is_foreground: bool
+    level: int
+    log_file: str | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = make_parser()
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments.unmount is not None:
+            if arguments.source is not None:
+                raise UsageError("--unmount takes one mount point and nothing else")
+            return _unmount(arguments.unmount)
+        if arguments.mountpoint is None:
+            raise UsageError("SOURCE and MOUNTPOINT are both needed; see dafmount --help")
+        options = parse_options(arguments.options, os.environ)
+        level = logging.DEBUG if arguments.verbose else logging.INFO
+        log_file = os.path.abspath(arguments.log_file) if arguments.log_file else None
+        command = _Command(
+            arguments.source, arguments.mountpoint, options, arguments.foreground, level, log_file
+        )
+        return _mount(command)
+    except (DafmountError, OSError) as error:
+        return _fail(error)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser; what it knows is what --help and the manual page say."""
+    parser = argparse.ArgumentParser(
+        prog="dafmount",
+        usage="dafmount [-f] [-v] [-o OPTIONS] [--log-file FILE] SOURCE MOUNTPOINT\n       dafmount --unmount MOUNTPOINT",
+        description=DESCRIPTION,
+        epilog=OPTIONS_HELP + "\n" + exits.HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="what to mount")
+    parser.add_argument("mountpoint", nargs="?", metavar="MOUNTPOINT", help="an empty directory")
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="OPTIONS", help="see below")
+    parser.add_argument("-f", "--foreground", action="store_true", help="stay in the foreground, log to the terminal")
+    parser.add_argument("-u", "--unmount", metavar="MOUNTPOINT", help="take a mount away")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    parser.add_argument("--log-file", metavar="FILE", help="append the log to a file instead of the system's log")
+    parser.add_argument("--version", action="version", version=f"dafmount {__version__}")
+    return parser
+
+
+def _unmount(path: str) -> int:
+    absolute = os.path.abspath(path)
+    problem = mountpoint.unmount(absolute, lazy=False)
+    if problem:
+        print(f"dafmount: {problem}", file=sys.stderr)
+        return exits.MOUNT_POINT
+    return exits.OK
+
+
+def _mount(command: _Command) -> int:
+    place = mountpoint.prepare(
+        command.mountpoint, nonempty=command.options.nonempty, kernel_words=command.options.kernel
+    )
+    command = command._replace(source=_absolute(command.source), mountpoint=place)
+    if command.is_foreground:
+        return _serve(command, lambda outcome: None)
+    outcome = background.run(lambda report: _serve_and_report(command, report))
+    if outcome.exit_code:
+        print(f"dafmount: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _absolute(source: str) -> str:
+    """The source independent of the working directory, which the daemon leaves."""
+    return source if "://" in source else os.path.abspath(source) + ("/" if source.endswith("#/") else "")
+
+
+def _serve_and_report(command: _Command, report: Callable[[Outcome], None]) -> int:
+    """In the daemon: errors until the mount is usable are the parent's to print."""
+    try:
+        return _serve(command, report)
+    except (DafmountError, OSError) as error:
+        with contextlib.suppress(OSError):  # the parent may have heard of success already
+            report(Outcome(exits.exit_code(error), str(error)))
+            return exits.exit_code(error)
+        log.error("%s", error)
+        return exits.exit_code(error)
+
+
+def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
+    """Open the source, mount it, and serve until it is unmounted."""
+    _start_log(command)
+    # Only now, in the daemon: numpy, trio and the rest start threads, which do not survive a fork.
+    from dafmount.mount.session import serve
+    from dafmount.source.resolve import resolve
+    from dafmount.source.spool import Spool
+    from dafmount.tree.build import Style, build_tree
+    from dafmount.tree.cache import ChunkCache
+
+    options = command.options
+    spool = Spool(options.spool, options.spool_bytes)
+    resolved = resolve(command.source, spool=spool, verify=options.verify)
+    style = Style(ChunkCache(options.cache_bytes), options.layout, options.shards, options.verify != "off")
+    root = build_tree(resolved.archive, resolved.root, style)
+    root.children()  # a version that is not read is an error of the command, not of the first ls
+
+    def ready() -> None:
+        log.info("%s is mounted at %s", resolved.display, command.mountpoint)
+        report(Outcome(exits.OK, ""))
+
+    try:
+        ownership = _ownership(command.source, options)
+        size = resolved.archive.stamp().size
+        serve(root, command.mountpoint, resolved.display, ownership, size, options, ready)
+    finally:
+        resolved.archive.close()
+    return exits.OK
+
+
+def _ownership(source: str, options: Options) -> Ownership:
+    """The mounting user owns all; groups and others may read what the source lets them read."""
+    from dafmount.mount.operations import Ownership
+
+    status = _status_above(source)
+    gid = os.getgid() if options.gid is None else options.gid
+    readable = 0o400
+    if status is None or status.st_mode & stat.S_IROTH:
+        readable = 0o444
+    elif status.st_mode & stat.S_IRGRP and status.st_gid == gid:
+        readable = 0o440
+    if options.umask is not None:
+        readable = 0o444 & ~options.umask
+    uid = os.getuid() if options.uid is None else options.uid
+    return Ownership(uid, gid, readable, readable | readable >> 2)
+
+
+def _status_above(source: str) -> os.stat_result | None:
+    """The status of the file or directory that holds a source with or without a group; None for a URL."""
+    if "://" in source:
+        return None
+    path = source
+    while path and path != "/":
+        with contextlib.suppress(OSError):
+            return os.stat(path)
+        path = os.path.dirname(path)
+    return None
+
+
+def _start_log(command: _Command) -> None:
+    logging.raiseExceptions = False  # a log that cannot be written must not write to anywhere else
+    logging.basicConfig(level=command.level, handlers=[_handler(command)], force=True)
+    logging.captureWarnings(True)
+
+
+def _handler(command: _Command) -> logging.Handler:
+    handler: logging.Handler
+    if command.log_file is not None:
+        handler = logging.FileHandler(command.log_file, encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(logging.Formatter("%(asctime)s dafmount[%(process)d] %(levelname)s %(message)s"))
+    elif command.is_foreground:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("dafmount: %(levelname)s: %(message)s"))
+    else:
+        handler = _system_log()
+        handler.setFormatter(logging.Formatter("dafmount[%(process)d]: %(levelname)s: %(message)s"))
+    return handler
+
+
+def _system_log() -> logging.Handler:
+    """The system's log; nothing where the machine has none, as in a container."""
+    if not os.path.exists(SYSTEM_LOG):
+        return logging.NullHandler()
+    from logging.handlers import SysLogHandler
+
+    return SysLogHandler(SYSTEM_LOG, facility=SysLogHandler.LOG_DAEMON)
+
+
+def _fail(error: Exception) -> int:
+    print(f"dafmount: {' '.join(str(error).split())}", file=sys.stderr)
+    return exits.exit_code(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The FUSE side: the only room that knows pyfuse3 and trio."""

@@ -1,0 +1,148 @@
+"""The mount point: whether it can be used, what is mounted there, and taking a mount away.
+
+Knows /proc/self/mountinfo, fusermount3 and umount; neither pyfuse3 nor trio, so that it may be used before the fork.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dafmount.errors import MountFailed
+
+FILE_SYSTEM = "fuse.dafmount"
+"""The type in /proc/mounts."""
+
+_MOUNTINFO = Path("/proc/self/mountinfo")
+_FUSE_DEVICE = Path("/dev/fuse")
+_FUSE_CONF = Path("/etc/fuse.conf")
+_UNMOUNT_LIMIT_S = 30
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo."""
+
+    mountpoint: str
+    file_system: str
+    source: str
+    device: str
+    """Major and minor number, such as `0:52`."""
+
+
+def mounts() -> Iterator[Mount]:
+    """Everything mounted in this mount namespace, in the order of mounting."""
+    for line in os.fsdecode(_MOUNTINFO.read_bytes()).splitlines():
+        left, _, right = line.partition(" - ")
+        before, after = left.split(" "), right.split(" ")
+        if len(before) > 4 and len(after) > 1:
+            yield Mount(_unescape(before[4]), after[0], _unescape(after[1]), before[2])
+
+
+def mount_at(mountpoint: str) -> Mount | None:
+    """What is mounted at an absolute path; the uppermost of several."""
+    found = None
+    for mount in mounts():
+        if mount.mountpoint == mountpoint:
+            found = mount
+    return found
+
+
+def _unescape(field: str) -> str:
+    """Mountinfo writes space, tab, newline and backslash as octal."""
+    for code in ("040", "011", "012"):
+        field = field.replace(f"\\{code}", chr(int(code, 8)))
+    return field.replace("\\134", "\\")
+
+
+def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -> str:
+    """The absolute path of a mount point that can be used; a dead mount of ours is taken away first.
+
+    Raises MountFailed with one line that says what is wrong and what to do.
+    """
+    path = _real_directory(mountpoint)
+    mount = mount_at(path)
+    if mount is not None and not nonempty:
+        what = f"{mount.source} ({mount.file_system})"
+        raise MountFailed(f"{path}: {what} is mounted here already; unmount it first, or say -o nonempty")
+    try:
+        with os.scandir(path) as entries:
+            is_empty = next(entries, None) is None
+    except OSError as error:
+        raise MountFailed(f"{path}: {os.strerror(error.errno or 0)}") from error
+    if not is_empty and not nonempty:
+        raise MountFailed(f"{path}: not empty; a mount would hide what is there (-o nonempty does it all the same)")
+    _check_fuse(path, kernel_words)
+    return path
+
+
+def _real_directory(mountpoint: str) -> str:
+    absolute = os.path.abspath(mountpoint)
+    try:
+        status = os.stat(absolute)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise MountFailed(f"{absolute}: {os.strerror(error.errno or 0)}") from error
+        _recover(absolute)
+        status = os.stat(absolute)
+    if not stat.S_ISDIR(status.st_mode):
+        raise MountFailed(f"{absolute}: not a directory")
+    return os.path.realpath(absolute)
+
+
+def _recover(path: str) -> None:
+    """Take away a mount whose daemon is dead."""
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    mount = mount_at(real)
+    if mount is None or mount.file_system != FILE_SYSTEM:
+        raise MountFailed(f"{path}: a dead mount of another program lies here; fusermount3 -u {path} takes it away")
+    problem = unmount(real, lazy=True)
+    if problem:
+        raise MountFailed(f"{path}: a dead mount lies here and cannot be taken away: {problem}")
+
+
+def _check_fuse(path: str, kernel_words: tuple[str, ...]) -> None:
+    if not _FUSE_DEVICE.exists():
+        raise MountFailed("/dev/fuse is missing: load the kernel module (modprobe fuse), or give the container the device")
+    if not os.access(_FUSE_DEVICE, os.R_OK | os.W_OK):
+        raise MountFailed("/dev/fuse: permission denied; it is for root alone on this machine")
+    if os.geteuid() == 0:
+        return
+    if shutil.which("fusermount3") is None:
+        raise MountFailed("fusermount3 is missing, without which only root can mount; install the package fuse3")
+    if not os.access(path, os.W_OK):
+        raise MountFailed(f"{path}: permission denied; an ordinary user mounts only where it may write")
+    if {"allow_other", "allow_root"} & {word.partition("=")[0] for word in kernel_words} and not _user_allow_other():
+        raise MountFailed("allow_other needs the line user_allow_other in /etc/fuse.conf, which root can add")
+
+
+def _user_allow_other() -> bool:
+    try:
+        lines = _FUSE_CONF.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.strip() == "user_allow_other" for line in lines)
+
+
+def unmount(path: str, *, lazy: bool) -> str:
+    """Take a mount away; the empty string, or why it cannot be."""
+    if os.geteuid() == 0 and shutil.which("umount"):
+        command = ["umount", *(["-l"] if lazy else []), "--", path]
+    else:
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", path]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_UNMOUNT_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        return f"{command[0]} is missing"
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} did not end within {_UNMOUNT_LIMIT_S} s"
+    if done.returncode == 0:
+        return ""
+    return " ".join(done.stderr.split()) or f"{command[0]} ended with code {done.returncode}"

@@ -1,0 +1,288 @@
+"""The FUSE handlers: numbers and bytes in, calls of `tree/` out.
+
+Owns file handles, lookup counts, attributes, and bytes names. Must not know what a Daf is. Runs in the event loop's thread.
+pyfuse3 ends the whole mount on any exception but FUSEError, so every handler is wrapped once, in `_guarded`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, RequestContext
+
+from dafmount.mount.errno_map import ErrorLog
+from dafmount.mount.offload import Offload
+from dafmount.tree.nodes import Directory, File, Node, NodeTable, OpenContents
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CACHE_TIMEOUT_S = 3600.0
+"""How long the kernel may believe what it was told; what is mounted does not change by itself."""
+
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+
+SECTOR_BYTES = 512
+BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who owns what is shown, and the permission bits of files and directories."""
+
+    uid: int
+    gid: int
+    file_mode: int
+    directory_mode: int
+
+
+def _guarded(
+    handler: Callable[Concatenate[Operations, P], Awaitable[R]],
+) -> Callable[Concatenate[Operations, P], Awaitable[R]]:
+    """Turn whatever a handler raises into one errno for one request."""
+
+    @functools.wraps(handler)
+    async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except Exception as error:
+            raise FUSEError(self.errors.answer(error, self.describe(args))) from error
+
+    return guarded
+
+
+class Operations(pyfuse3.Operations):
+    """A read-only file system over a tree."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(
+        self, root: Directory, contents: OpenContents, offload: Offload, ownership: Ownership, source_bytes: int
+    ) -> None:
+        super().__init__()
+        self.nodes = NodeTable(root)
+        self.contents = contents
+        self.errors = ErrorLog()
+        self._offload = offload
+        self._ownership = ownership
+        self._source_bytes = source_bytes
+        self._files: dict[int, File] = {}
+        self._directories: dict[int, Sequence[tuple[bytes, Node]]] = {}
+        self._next_handle = 1
+
+    def describe(self, args: Sequence[object]) -> str:
+        """For messages: the path that a handler's arguments are about."""
+        try:
+            first = args[0] if args else 0
+            node: Node | None = None
+            if isinstance(first, int):
+                node = self._files.get(first)
+                if node is None:
+                    node = self.nodes[first]
+            path = "/" + node.path if node is not None else "?"
+            if len(args) > 1 and isinstance(args[1], bytes):
+                path = path.rstrip("/") + "/" + os.fsdecode(args[1])
+            return path
+        except Exception:
+            return "?"
+
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
+        """The attributes of a name; the kernel remembers a name that is not there as well."""
+        return await self._lookup(parent_inode, name)
+
+    @_guarded
+    async def _lookup(self, parent_inode: int, name: bytes) -> EntryAttributes:
+        directory = self._directory(parent_inode)
+        if name == b".":
+            return self._remembered(directory)
+        if name == b"..":
+            return self._remembered(directory.parent or directory)
+        await self._load(directory)
+        node = directory.children().get(os.fsdecode(name))
+        if node is None:
+            missing = EntryAttributes()
+            missing.st_ino = InodeT(0)
+            missing.entry_timeout = CACHE_TIMEOUT_S
+            return missing
+        if isinstance(node, File) and node.size is None:
+            await self._measure(node)
+        return self._remembered(node)
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """The kernel no longer knows these; never fails."""
+        for number, count in inode_list:
+            self.nodes.forget(number, count)
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """Attributes, with the exact size."""
+        return await self._getattr(inode)
+
+    @_guarded
+    async def _getattr(self, inode: int) -> EntryAttributes:
+        node = self._node(inode)
+        if isinstance(node, File) and node.size is None:
+            await self._measure(node)
+        return self._attributes(node)
+
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """A snapshot of the directory, so that a listing is stable whatever happens meanwhile."""
+        return await self._opendir(inode)
+
+    @_guarded
+    async def _opendir(self, inode: int) -> FileHandleT:
+        directory = self._directory(inode)
+        await self._load(directory)
+        listing: list[tuple[bytes, Node]] = [(b".", directory), (b"..", directory.parent or directory)]
+        listing.extend((os.fsencode(name), node) for name, node in directory.children().items())
+        return FileHandleT(self._new_handle(self._directories, listing))
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """Entries from position `start_id` on, until the kernel's buffer is full."""
+        await self._readdir(fh, start_id, token)
+
+    @_guarded
+    async def _readdir(self, handle: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        listing = self._directories[handle]
+        for position in range(start_id, len(listing)):
+            name, node = listing[position]
+            entry = self._attributes(node)
+            if isinstance(node, File) and node.size is None:
+                # Asking would delay the whole listing. The kernel forgets at once what it is told here, and asks for
+                # the exact size before anybody sees or uses one.
+                entry.attr_timeout = 0
+                entry.entry_timeout = 0
+            if not pyfuse3.readdir_reply(token, FileNameT(name), entry, position + 1):
+                return
+            if position >= 2:
+                self.nodes.remember(node)
+
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """The listing is over."""
+        self._directories.pop(fh, None)
+
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        """Only for reading."""
+        return await self._open(inode, flags)
+
+    @_guarded
+    async def _open(self, inode: int, flags: int) -> FileInfo:
+        if flags & WRITE_FLAGS:
+            raise FUSEError(errno.EROFS)
+        file = self._file(inode)
+        if self.contents.acquire_open(file) is None:
+            await self._offload.run(lambda: self.contents.acquire(file), file.path)
+        return FileInfo(fh=FileHandleT(self._new_handle(self._files, file)), keep_cache=True)
+
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """Bytes up to the end of the file; inline when they are in memory."""
+        return await self._read(fh, off, size)
+
+    @_guarded
+    async def _read(self, handle: int, offset: int, length: int) -> bytes:
+        file = self._files[handle]
+        if file.size is None:
+            await self._measure(file)
+        length = min(length, cast(int, file.size) - offset)
+        if length <= 0:
+            return b""
+        content = self.contents.opened(file)
+        data = content.read_nowait(offset, length)
+        if data is None:
+            data = await self._offload.run(lambda: content.read(offset, length), file.path)
+        if len(data) != length:
+            raise AssertionError(f"{len(data)} bytes at {offset}, expected {length}")
+        return data
+
+    async def release(self, fh: FileHandleT) -> None:
+        """The last user of the handle is gone."""
+        file = self._files.pop(fh, None)
+        if file is not None:
+            self.contents.release(file)
+
+    async def flush(self, fh: FileHandleT) -> None:
+        """Nothing was written."""
+
+    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        """The size of the source; nothing is free."""
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = BLOCK_BYTES
+        data.f_blocks = -(-self._source_bytes // BLOCK_BYTES)
+        data.f_bfree = data.f_bavail = 0
+        data.f_files = len(self.nodes)
+        data.f_ffree = data.f_favail = 0
+        data.f_namemax = 255
+        return data
+
+    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        """There are none; said so that programs stop asking for what no file here can have."""
+        raise FUSEError(pyfuse3.ENOATTR if name.startswith(b"user.") else errno.EOPNOTSUPP)
+
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
+        """There are none."""
+        return []
+
+    def _new_handle(self, table: dict[int, R], value: R) -> int:
+        handle = self._next_handle
+        self._next_handle += 1
+        table[handle] = value
+        return handle
+
+    def _node(self, number: int) -> Node:
+        try:
+            return self.nodes[number]
+        except KeyError:
+            raise FUSEError(errno.ESTALE) from None
+
+    def _directory(self, number: int) -> Directory:
+        node = self._node(number)
+        if not isinstance(node, Directory):
+            raise FUSEError(errno.ENOTDIR)
+        return node
+
+    def _file(self, number: int) -> File:
+        node = self._node(number)
+        if not isinstance(node, File):
+            raise FUSEError(errno.EISDIR)
+        return node
+
+    async def _load(self, directory: Directory) -> None:
+        if not directory.is_loaded:
+            await self._offload.run(directory.children, directory.path or "/")
+
+    async def _measure(self, file: File) -> None:
+        self.nodes.number(file)
+        await self._offload.run(lambda: self.contents.exact_size(file), file.path)
+
+    def _remembered(self, node: Node) -> EntryAttributes:
+        self.nodes.remember(node)
+        return self._attributes(node)
+
+    def _attributes(self, node: Node) -> EntryAttributes:
+        entry = EntryAttributes()
+        entry.st_ino = InodeT(self.nodes.number(node))
+        entry.entry_timeout = entry.attr_timeout = CACHE_TIMEOUT_S
+        entry.st_nlink = 1
+        entry.st_uid, entry.st_gid = self._ownership.uid, self._ownership.gid
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
+        entry.st_blksize = BLOCK_BYTES
+        if isinstance(node, Directory):
+            entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | self._ownership.directory_mode)
+        else:
+            entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | self._ownership.file_mode)
+            entry.st_size = node.size or 0
+            entry.st_blocks = -(-entry.st_size // SECTOR_BYTES)
+        return entry

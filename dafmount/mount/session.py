@@ -1,0 +1,143 @@
+"""One mount from start to end: handing the tree to the kernel, signals, unmounting.
+
+pyfuse3 allows one session a process. Errors leave its main loop in ExceptionGroups, which are taken apart here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyfuse3
+import trio
+
+from dafmount.errors import MountFailed
+from dafmount.mount import mountpoint as mountpoints
+from dafmount.mount.offload import Offload
+from dafmount.mount.operations import Operations, Ownership
+from dafmount.options import Options
+from dafmount.tree.nodes import Directory, OpenContents
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 256
+"""Requests at work at the same time; those that wait for a source hold one each."""
+
+N_THREADS = 64
+IDLE_CONTENTS = 64
+
+
+class _Utf8(str):
+    """pyfuse3 encodes each option as ASCII, but sources have names in every script."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return super().encode("utf-8", "surrogateescape")
+
+
+def serve(
+    root: Directory,
+    mountpoint: str,
+    source: str,
+    ownership: Ownership,
+    source_bytes: int,
+    options: Options,
+    ready: Callable[[], None],
+) -> None:
+    """Mount, call `ready` once requests are answered, and return when the mount is gone.
+
+    Raises MountFailed where the kernel or fusermount3 refuses.
+    """
+    contents = OpenContents(IDLE_CONTENTS)
+    operations = Operations(root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    _mount(operations, mountpoint, kernel_options(source, options))
+    try:
+        trio.run(_main, mountpoint, ready)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    finally:
+        pyfuse3.close(unmount=True)
+        contents.close()
+
+
+def kernel_options(source: str, options: Options) -> set[str]:
+    """The words that libfuse gets; a comma or backslash in the source's name is escaped."""
+    name = (options.fsname or source).replace("\\", "\\\\").replace(",", "\\,")
+    return {
+        *options.kernel,
+        "ro",
+        "nosuid",
+        "nodev",
+        "noatime",
+        "default_permissions",
+        "subtype=dafmount",
+        _Utf8(f"fsname={name}"),
+    }
+
+
+def _mount(operations: Operations, mountpoint: str, words: set[str]) -> None:
+    with _stderr_kept() as said:
+        try:
+            pyfuse3.init(operations, mountpoint, words)
+        except RuntimeError as error:
+            reason = said() or str(error)
+            raise MountFailed(f"{mountpoint}: {reason}") from error
+
+
+@contextmanager
+def _stderr_kept() -> Iterator[Callable[[], str]]:
+    """What libfuse and fusermount3 print to the terminal belongs into our one line."""
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+        def said() -> str:
+            file.seek(0)
+            return " ".join(file.read().decode(errors="replace").split())
+
+        try:
+            yield said
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+async def _main(mountpoint: str, ready: Callable[[], None]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end_on_signal, mountpoint)
+        nursery.start_soon(_announce, mountpoint, ready)
+        await pyfuse3.main(max_tasks=MAX_TASKS)
+        log.info("%s: unmounted", mountpoint)
+        nursery.cancel_scope.cancel()
+
+
+async def _announce(mountpoint: str, ready: Callable[[], None]) -> None:
+    """Ready is when the kernel gets an answer, not when the mount exists."""
+    await trio.to_thread.run_sync(os.stat, mountpoint, abandon_on_cancel=True)
+    ready()
+
+
+async def _end_on_signal(mountpoint: str) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("%s: %s, unmounting", mountpoint, signal.Signals(number).name)
+            problem = await trio.to_thread.run_sync(
+                lambda: mountpoints.unmount(mountpoint, lazy=False), abandon_on_cancel=True
+            )
+            if problem:
+                log.warning("%s: in use (%s); detached, programs there get errors from now on", mountpoint, problem)
+                pyfuse3.terminate()
+            return
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
