@@ -1,0 +1,393 @@
+"""Blosc version 1 buffers: checking, decoding and writing them with the libblosc2 that the blosc2 package ships.
+
+Owns the buffer's layout and the C library. Must not know shards. The library is called through ctypes, which gives up
+the GIL for the time of a call, needs no copy of the result, and spares importing blosc2 (0.2 s, 40 MB); where it cannot
+be loaded so, `blosc2.decompress` decodes. Decoding contexts belong to a thread each, so threads may share everything
+here.
+
+Facts: c-blosc 1.21, README_CHUNK_FORMAT.rst (version 2 of the format, which Blosc 1 and numcodecs write).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import struct
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from dafmount.errors import CorruptShard, UnsupportedFormat
+from dafmount.shard.shuffle import items_of_bit_planes
+from dafmount.shard.where import Where, text_of
+
+HEADER_BYTES = 16
+"""Bytes of a buffer that `raw_size` needs."""
+
+_HEADER = struct.Struct("<BBBBIII")
+_U32 = struct.Struct("<I")
+_FORMAT_VERSION = 2
+_CODEC_VERSION = 1
+_BYTE_SHUFFLE = 0x01
+_COPIED = 0x02
+_BIT_SHUFFLE = 0x04
+_RESERVED = 0x08
+_NOT_SPLIT = 0x10
+_BOTH_SHUFFLES = _BYTE_SHUFFLE | _BIT_SHUFFLE  # marks the longer header of Blosc 2
+_CODEC_SHIFT = 5
+_CODECS = {0: "blosclz", 1: "lz4", 2: "snappy", 3: "zlib", 4: "zstd"}
+_LZ4 = 1
+_ZSTD = 4
+_READ_CODECS = (0, _LZ4, 3, _ZSTD)  # libblosc2 is built without snappy
+_MAX_SPLITS = 16
+_MIN_SPLIT_ITEMS = 128
+_BLOCK_BYTES = 1 << 18
+_MAX_ZSTD_LEVEL = 22
+
+
+class Header(NamedTuple):
+    """The first 16 bytes of a buffer, checked."""
+
+    flags: int
+    typesize: int
+    raw_bytes: int
+    block_bytes: int
+
+    @property
+    def has_loose_bytes(self) -> bool:
+        """Whether a bit-shuffled block is no whole number of items."""
+        if not self.flags & _BIT_SHUFFLE:
+            return False
+        return bool(self.block_bytes % self.typesize or self.raw_bytes % self.block_bytes % self.typesize)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The functions of libblosc2 that this room calls."""
+
+    create_dctx: Callable[..., int]
+    free_ctx: Callable[..., int]
+    decompress_ctx: Callable[..., int]
+    bitshuffle: Callable[..., int]
+    lz4_compress: Callable[..., int]
+
+
+class _DecodeParameters(ctypes.Structure):
+    """blosc2_dparams of blosc2.h."""
+
+    _fields_ = (
+        ("nthreads", ctypes.c_int16),
+        ("schunk", ctypes.c_void_p),
+        ("postfilter", ctypes.c_void_p),
+        ("postparams", ctypes.c_void_p),
+        ("typesize", ctypes.c_int32),
+    )
+
+
+_PROBE = bytes.fromhex("02012001800000008000000023000000140000000b0000001f07010067500707070707")
+"""128 bytes of 7, LZ4 in one block: decoded once to learn that the library does what its header file promises."""
+
+
+@cache
+def library() -> Library | None:
+    """libblosc2, loaded and tried once; None where it cannot be loaded or does not work this way."""
+    spec = importlib.util.find_spec("blosc2")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder, "lib").glob("libblosc2.so*")):
+            try:
+                found = _bind(ctypes.CDLL(str(path)))
+            except (OSError, AttributeError):
+                continue
+            if _works(found):
+                return found
+    return None
+
+
+def _bind(dll: ctypes.CDLL) -> Library:
+    pointer, i32 = ctypes.c_void_p, ctypes.c_int32
+
+    def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+        found = dll[name]
+        found.restype = result
+        found.argtypes = arguments
+        return found
+
+    return Library(
+        function("blosc2_create_dctx", pointer, _DecodeParameters),
+        function("blosc2_free_ctx", None, pointer),
+        function("blosc2_decompress_ctx", ctypes.c_int, pointer, pointer, i32, pointer, i32),
+        function("blosc2_bitshuffle", i32, i32, i32, pointer, pointer),
+        function("LZ4_compress_fast", ctypes.c_int, pointer, pointer, i32, i32, i32),
+    )
+
+
+def _works(found: Library) -> bool:
+    context = found.create_dctx(_DecodeParameters(nthreads=1, typesize=1))
+    if not context:
+        return False
+    out = bytearray(128)
+    n = found.decompress_ctx(context, _PROBE, len(_PROBE), address_of(out), len(out))
+    found.free_ctx(context)
+    return bool(n == len(out) and out == bytes([7] * 128))
+
+
+class _Local(threading.local):
+    """What each thread has of its own."""
+
+    context: int | None = None
+    owner: object = None
+    compressors: dict[int, zstandard.ZstdCompressor] | None = None
+
+
+class _Owner:
+    """Dies with its thread, and a context with it."""
+
+
+_local = _Local()
+
+
+def context_of_thread(lib: Library) -> int:
+    """This thread's decoding context."""
+    context = _local.context
+    if context is None:
+        context = lib.create_dctx(_DecodeParameters(nthreads=1, typesize=1))
+        if not context:
+            raise MemoryError("libblosc2 gives no decoding context")
+        _local.context = context
+        _local.owner = _Owner()
+        weakref.finalize(_local.owner, lib.free_ctx, context).atexit = False
+    return int(context)
+
+
+def address_of(buffer: bytearray | memoryview, at: int = 0) -> int:
+    """Address of byte `at` of a writable buffer, which the caller must keep alive and at its size."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer, at))
+
+
+def parse_header(payload: bytes | memoryview, stored_bytes: int, where: Where) -> Header:
+    """The header of a buffer of `stored_bytes`, of which `payload` needs only the first 16. Raises CorruptShard."""
+    if len(payload) < HEADER_BYTES:
+        raise CorruptShard(f"{text_of(where)}: {len(payload)} bytes are too few for a blosc header of {HEADER_BYTES}")
+    version, codec_version, flags, typesize, raw_bytes, block_bytes, compressed = _HEADER.unpack_from(payload)
+    if (
+        version != _FORMAT_VERSION
+        or codec_version != _CODEC_VERSION
+        or flags & _RESERVED
+        or flags & _BOTH_SHUFFLES == _BOTH_SHUFFLES
+        or typesize == 0
+    ):
+        raise CorruptShard(
+            f"{text_of(where)}: the blosc header begins {bytes(payload[:4]).hex()}, "
+            f"expected {_FORMAT_VERSION:02x}{_CODEC_VERSION:02x}, flags of Blosc 1 and a typesize"
+        )
+    if compressed != stored_bytes:
+        raise CorruptShard(f"{text_of(where)}: the blosc header claims {compressed} bytes, expected {stored_bytes}")
+    codec = flags >> _CODEC_SHIFT
+    if codec not in _READ_CODECS:
+        raise UnsupportedFormat(
+            f"{text_of(where)}: blosc codec {_CODECS.get(codec, codec)}, expected one of blosclz, lz4, zlib, zstd"
+        )
+    if block_bytes > max(raw_bytes, 1) or (block_bytes == 0 and raw_bytes):
+        raise CorruptShard(
+            f"{text_of(where)}: the blosc header claims blocks of {block_bytes} bytes in a chunk of {raw_bytes}"
+        )
+    return Header(flags, typesize, raw_bytes, block_bytes)
+
+
+def raw_size(head: bytes | memoryview, stored_bytes: int, where: Where) -> int:
+    """Bytes that a buffer decodes to, from its first 16 bytes. Raises CorruptShard."""
+    return parse_header(head, stored_bytes, where).raw_bytes
+
+
+def _check_blocks(payload: bytes | memoryview, header: Header, where: Where) -> None:
+    """What the C library is about to follow: each block's start, and the length of its first stream."""
+    n_blocks = -(-header.raw_bytes // header.block_bytes)
+    first = HEADER_BYTES + 4 * n_blocks
+    stop = len(payload) - 4
+    if first > stop:
+        raise CorruptShard(f"{text_of(where)}: {len(payload)} bytes of blosc are too few for {n_blocks} blocks")
+    for block, start in enumerate(struct.unpack_from(f"<{n_blocks}I", payload, HEADER_BYTES)):
+        if start < first or start > stop:
+            raise CorruptShard(f"{text_of(where)}: blosc block {block} begins at {start}, expected {first} to {stop}")
+        (stream,) = _U32.unpack_from(payload, start)
+        if stream == 0 or stream > header.block_bytes or start + 4 + stream > len(payload):
+            raise CorruptShard(f"{text_of(where)}: blosc block {block} at {start} claims a stream of {stream} bytes")
+
+
+def decode_into(payload: bytes, out: bytearray | memoryview, at: int, expected: int, where: Where) -> None:
+    """Decode a buffer of `expected` raw bytes to `out[at : at + expected]`, which is undefined after CorruptShard."""
+    header = parse_header(payload, len(payload), where)
+    if header.raw_bytes != expected:
+        raise CorruptShard(
+            f"{text_of(where)}: the blosc header claims a chunk of {header.raw_bytes} bytes, expected {expected}"
+        )
+    if at < 0 or at + expected > len(out):
+        raise ValueError(f"{expected} bytes at {at} do not fit a buffer of {len(out)}")
+    if header.flags & _COPIED:
+        if len(payload) != HEADER_BYTES + expected:
+            raise CorruptShard(
+                f"{text_of(where)}: a blosc copy of {expected} bytes takes {len(payload)}, expected 16 more"
+            )
+        out[at : at + expected] = payload[HEADER_BYTES:]
+        return
+    if expected == 0:
+        raise CorruptShard(f"{text_of(where)}: a blosc buffer of 0 raw bytes has {len(payload)} bytes and is no copy")
+    _check_blocks(payload, header, where)
+    if header.has_loose_bytes:
+        out[at : at + expected] = _decode_loose_bytes(payload, header, where)
+    else:
+        _decode_blocks(payload, out, at, expected, where)
+
+
+def _decode_blocks(payload: bytes, out: bytearray | memoryview, at: int, expected: int, where: Where) -> None:
+    lib = library()
+    if lib is None:
+        out[at : at + expected] = _decode_with_package(payload, expected, where)
+        return
+    n = lib.decompress_ctx(context_of_thread(lib), payload, len(payload), address_of(out, at), expected)
+    if n != expected:
+        raise CorruptShard(f"{text_of(where)}: libblosc2 gave {n}, expected {expected} bytes")
+
+
+def _decode_loose_bytes(payload: bytes, header: Header, where: Where) -> bytes:
+    """Decode without libblosc2's bit unshuffle, which leaves bytes after a block's last whole item unwritten."""
+    flags = bytes([header.flags & ~_BIT_SHUFFLE])
+    shuffled = bytearray(header.raw_bytes)
+    _decode_blocks(payload[:2] + flags + payload[3:], shuffled, 0, header.raw_bytes, where)
+    parts = []
+    for begin in range(0, header.raw_bytes, header.block_bytes):
+        block = bytes(shuffled[begin : begin + header.block_bytes])
+        n_items = len(block) // header.typesize
+        whole = n_items * header.typesize if n_items % 8 == 0 else 0
+        parts += [items_of_bit_planes(np.frombuffer(block, np.uint8, whole), header.typesize), block[whole:]]
+    return b"".join(parts)
+
+
+def _decode_with_package(payload: bytes, expected: int, where: Where) -> bytes:
+    import blosc2
+
+    try:
+        raw: bytes = blosc2.decompress(payload)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CorruptShard(f"{text_of(where)}: blosc2 cannot decode the chunk: {error}") from error
+    if len(raw) != expected:
+        raise CorruptShard(f"{text_of(where)}: blosc2 gave {len(raw)} bytes, expected {expected}")
+    return raw
+
+
+def simple_chunks(
+    block: NDArray[np.uint8], starts: NDArray[np.int64], stored_bytes: NDArray[np.int64], raw_bytes: int
+) -> NDArray[np.bool_]:
+    """Which of many buffers in `block` pass all checks of `decode_into` and are one compressed block of `raw_bytes`.
+
+    The others are not bad for that: `decode_into` tells. Each `starts + stored_bytes` must lie within `block`.
+    """
+    long_enough = stored_bytes >= HEADER_BYTES + 8
+    if not long_enough.all():
+        return np.zeros(len(starts), np.bool_)
+    heads = block[starts[:, None] + _SIMPLE_COLUMNS]
+    sizes = heads[:, 4:].view("<u4")
+    flags = heads[:, 2]
+    typesize = heads[:, 3].astype(np.int64)
+    passes: NDArray[np.bool_] = (
+        (heads[:, 0] == _FORMAT_VERSION)
+        & (heads[:, 1] == _CODEC_VERSION)
+        & _SIMPLE_FLAGS[flags]
+        & ((flags & _BIT_SHUFFLE == 0) | (raw_bytes % np.maximum(typesize, 1) == 0))
+        & (typesize != 0)
+        & (sizes[:, 0] == raw_bytes)
+        & (sizes[:, 1] == raw_bytes)
+        & (sizes[:, 2] == stored_bytes)
+        & (sizes[:, 3] == HEADER_BYTES + 4)
+        & (sizes[:, 4] != 0)
+        & (sizes[:, 4] <= np.minimum(stored_bytes - (HEADER_BYTES + 8), raw_bytes))
+    )
+    return passes
+
+
+_SIMPLE_COLUMNS = np.arange(HEADER_BYTES + 8)
+_SIMPLE_FLAGS = np.array(
+    [
+        not flags & (_RESERVED | _COPIED)
+        and flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
+        and flags >> _CODEC_SHIFT in _READ_CODECS
+        for flags in range(256)
+    ]
+)
+
+
+def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
+    """A version 1 buffer with bit shuffle and `codec` "zstd" or "lz4", as c-blosc 1.21 would lay it out.
+
+    libblosc2 itself writes such buffers only under a process-wide environment variable and with a version byte that
+    Blosc 1 refuses; so the layout is made here, and the library shuffles and compresses.
+    """
+    lib = library()
+    if lib is None:
+        raise UnsupportedFormat("writing blosc needs the libblosc2 of the blosc2 package, which cannot be loaded")
+    code = _ZSTD if codec == "zstd" else _LZ4
+    block_bytes = min(max(len(raw), 1), _BLOCK_BYTES - _BLOCK_BYTES % (8 * typesize))
+    flags = _BIT_SHUFFLE | code << _CODEC_SHIFT
+    split = code == _LZ4 and typesize <= _MAX_SPLITS and block_bytes // typesize >= _MIN_SPLIT_ITEMS
+    flags |= 0 if split else _NOT_SPLIT
+    if len(raw) >= _MIN_SPLIT_ITEMS:  # c-blosc copies less than MIN_BUFFERSIZE (128) bytes
+        n_blocks = -(-len(raw) // block_bytes)
+        starts: list[int] = []
+        parts: list[bytes] = []
+        at = HEADER_BYTES + 4 * n_blocks
+        for begin in range(0, len(raw), block_bytes):
+            block = raw[begin : begin + block_bytes]
+            n_streams = typesize if split and len(block) == block_bytes else 1
+            encoded = _encode_block(lib, block, code, level, typesize, n_streams)
+            starts.append(at)
+            parts.append(encoded)
+            at += len(encoded)
+        if at < len(raw) + HEADER_BYTES:
+            header = _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, len(raw), block_bytes, at)
+            return b"".join((header, struct.pack(f"<{n_blocks}I", *starts), *parts))
+    compressed = HEADER_BYTES + len(raw)
+    header = _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags | _COPIED, typesize, len(raw), block_bytes, compressed)
+    return header + raw
+
+
+def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: int, n_streams: int) -> bytes:
+    shuffled = block
+    # In this version of the format a block whose item count is no multiple of 8 is left as it is.
+    if len(block) // typesize % 8 == 0:
+        out = bytearray(block)
+        lib.bitshuffle(typesize, len(block), block, address_of(out))
+        shuffled = bytes(out)
+    parts = []
+    stream_bytes = len(block) // n_streams
+    for at in range(0, stream_bytes * n_streams, stream_bytes):
+        stream = shuffled[at : at + stream_bytes]
+        encoded = _zstd(stream, level) if code == _ZSTD else _lz4(lib, stream, level)
+        if len(encoded) >= len(stream):
+            encoded = stream
+        parts += [_U32.pack(len(encoded)), encoded]
+    return b"".join(parts)
+
+
+def _zstd(stream: bytes, level: int) -> bytes:
+    """With c-blosc's translation of blosc levels 1..9."""
+    zstd_level = {8: _MAX_ZSTD_LEVEL - 2, 9: _MAX_ZSTD_LEVEL}.get(level, 2 * level - 1)
+    if _local.compressors is None:
+        _local.compressors = {}
+    compressor = _local.compressors.get(zstd_level)
+    if compressor is None:
+        compressor = _local.compressors[zstd_level] = zstandard.ZstdCompressor(level=zstd_level)
+    return compressor.compress(stream)
+
+
+def _lz4(lib: Library, stream: bytes, level: int) -> bytes:
+    out = bytearray(len(stream))
+    n = lib.lz4_compress(stream, address_of(out), len(stream), len(out), 10 - level)
+    return bytes(out[:n]) if n > 0 else stream
