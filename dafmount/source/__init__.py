@@ -1,0 +1,1 @@
+"""Blocking, thread-safe access to bytes wherever they lie. Knows nothing of Daf."""

@@ -1,0 +1,163 @@
+"""From what the user typed to an archive and the directory in it that is the data set.
+
+Owns the spelling of sources (`x.daf`, `x.daf.zip`, `x.dafs.zip#/group`) and the search for `daf.json`; does not look
+into that file. The one place where a new kind of source is told from the others. Any thread may call it.
+
+Facts come from the ZipDaf documentation of DataAxesFormats.jl.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dafmount.errors import GroupNotFound, NotADaf, NotFound, UsageError
+from dafmount.source.base import Archive
+from dafmount.source.local import LocalDirectory, LocalFile
+from dafmount.source.names import shown
+from dafmount.source.spool import Spool
+from dafmount.source.zip import ZipArchive
+
+DAF_JSON = "daf.json"
+
+_GROUP_MARK = "#/"
+_MAX_LISTED = 20
+_URL_SCHEMES = ("http://", "https://")
+_MACOS_FOLDER = "__MACOSX"
+"""Where the macOS Finder puts each file's resource fork, under the file's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A source, opened."""
+
+    archive: Archive
+    root: str
+    """The directory of the archive to show; '' is the archive's own root."""
+    is_daf: bool
+    """Whether `root` is a data set; else it holds several, as folders below it at any depth."""
+    display: str
+    """The source as an absolute path, with `#/` and the group where there is one."""
+
+
+def resolve(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
+    """Opens `source`.
+
+    Raises NotFound, GroupNotFound, NotADaf, EmptyFile, CorruptArchive, UnsupportedFormat, UsageError or the OSError. An
+    existing path is taken as it is, even where it contains `#/`.
+    """
+    if source.lower().startswith(_URL_SCHEMES):
+        # HTTP sources are told apart here.
+        raise UsageError(f"{shown(source)}: reading from a web server is not supported yet")
+    if "\0" in source or not source:
+        raise UsageError(f"{shown(source)!r} is no path")
+    path, group = _split(source)
+    status = _status(path)
+    if stat.S_ISDIR(status.st_mode):
+        if group is not None:
+            raise _no_groups(path)
+        return _directory(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotADaf(f"{shown(path)}: neither a directory nor a regular file")
+    if group is not None and path.endswith(".daf.zip"):
+        raise _no_groups(path)
+    return _zip(path, group, spool, verify)
+
+
+def daf_roots(archive: ZipArchive) -> list[str]:
+    """Every directory of the archive that holds a daf.json, sorted; '' is the root. Lists no directory."""
+    return [root for root in archive.directories_holding(DAF_JSON) if root.partition("/")[0] != _MACOS_FOLDER]
+
+
+def _split(source: str) -> tuple[str, str | None]:
+    """The path, and the group without `/` at its ends; no group where the whole of `source` exists."""
+    if os.path.lexists(source):
+        return source, None
+    for path, group in _splits(source):
+        if os.path.lexists(path):
+            return path, _clean_group(source, group)
+    return source.partition(_GROUP_MARK)[0], None
+
+
+def _splits(source: str) -> Iterator[tuple[str, str]]:
+    """All ways to split at a mark, the longest path first."""
+    position = source.rfind(_GROUP_MARK)
+    while position > 0:
+        yield source[:position], source[position + len(_GROUP_MARK) :]
+        position = source.rfind(_GROUP_MARK, 0, position)
+
+
+def _clean_group(source: str, group: str) -> str:
+    cleaned = group.strip("/")
+    if not cleaned:
+        raise UsageError(f"{shown(source)}: no group after {_GROUP_MARK}; leave it out to see all groups")
+    return cleaned
+
+
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"{shown(path)}: no such file or directory") from error
+
+
+def _no_groups(path: str) -> UsageError:
+    return UsageError(f"{shown(path)}: only .dafs.zip archives have groups; leave out {_GROUP_MARK} and what follows")
+
+
+def _display(path: str, group: str | None = None) -> str:
+    absolute = os.path.abspath(path)
+    return absolute if group is None else absolute + _GROUP_MARK + group
+
+
+def _directory(path: str) -> Resolved:
+    archive = LocalDirectory(path)
+    if not any(entry.name == DAF_JSON and not entry.is_directory for entry in archive.listdir("")):
+        raise NotADaf(f"{shown(path)}: not a Daf: the directory has no {DAF_JSON}")
+    return Resolved(archive, "", True, _display(path))
+
+
+def _zip(path: str, group: str | None, spool: Spool, verify: str) -> Resolved:
+    file = LocalFile(path, path)
+    archive = ZipArchive(file, path, file.mtime_ns, spool, verify=verify)
+    try:
+        root, is_daf = _root(path, group, daf_roots(archive))
+    except Exception:
+        archive.close()
+        raise
+    return Resolved(archive, root, is_daf, _display(path, group))
+
+
+def _root(path: str, group: str | None, roots: list[str]) -> tuple[str, bool]:
+    """The directory to show and whether it is a data set, of an archive that has data sets at `roots`."""
+    if not roots:
+        raise NotADaf(f"{shown(path)}: not a Daf: the archive has no {DAF_JSON}")
+    if group is not None:
+        if group not in roots:
+            raise GroupNotFound(f"{shown(path)}: no group {shown(group)!r}; it has {_listed(roots)}")
+        return group, True
+    if "" in roots:
+        return "", True
+    if path.endswith(".dafs.zip"):
+        return "", False
+    if path.endswith(".daf.zip"):
+        return _only_leading_folder(path, roots), True
+    return (roots[0], True) if len(roots) == 1 else ("", False)
+
+
+def _only_leading_folder(path: str, roots: list[str]) -> str:
+    leading = [root for root in roots if "/" not in root]
+    if len(leading) != 1:
+        raise NotADaf(
+            f"{shown(path)}: not a Daf: {DAF_JSON} is neither at the archive's root nor in one leading folder, "
+            f"but in {_listed(roots)}; an archive of several is called .dafs.zip"
+        )
+    return leading[0]
+
+
+def _listed(roots: list[str]) -> str:
+    names = ", ".join(shown(root) for root in roots[:_MAX_LISTED] if root) or "none"
+    more = len(roots) - _MAX_LISTED
+    return names + (f" and {more} more" if more > 0 else "")
