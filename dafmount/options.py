@@ -30,8 +30,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
 
 _IGNORED = frozenset(
-    "ro dev nodev suid nosuid exec noexec auto noauto nofail defaults user nouser users owner group _netdev async atime noatime "
-    "relatime norelatime strictatime diratime nodiratime lazytime nolazytime silent loud fd".split()
+    "ro dev nodev suid nosuid exec noexec auto noauto nofail defaults user nouser users owner group _netdev async "
+    "atime noatime relatime norelatime strictatime diratime nodiratime lazytime nolazytime silent loud fd".split()
 )
 """Words of mount(8) that need no doing here: a mount is always ro,nosuid,nodev and has no access times."""
 
@@ -116,7 +116,8 @@ def parse_size(name: str, text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"option {name!r}: {text!r} is no size; write it as 65536, 64K, 64M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+    unit = _UNITS[match[2].lower()]
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def _number(name: str, text: str) -> int:

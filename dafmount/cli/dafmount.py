@@ -82,7 +82,9 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser; what it knows is what --help and the manual page say."""
     parser = argparse.ArgumentParser(
         prog="dafmount",
-        usage="dafmount [-f] [-v] [-o OPTIONS] [--log-file FILE] SOURCE MOUNTPOINT\n       dafmount --unmount MOUNTPOINT",
+        usage=(
+            "dafmount [-f] [-v] [-o OPTIONS] [--log-file FILE] SOURCE MOUNTPOINT\n       dafmount --unmount MOUNTPOINT"
+        ),
         description=DESCRIPTION,
         epilog=OPTIONS_HELP + "\n" + exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,

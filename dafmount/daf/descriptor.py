@@ -1,7 +1,7 @@
 """Descriptors: JSON in, values out, and flat JSON again.
 
-Owns the two forms of version 1.0 and 1.1 (FilesDaf documentation). Pure; knows no files. Any JSON layout and key order is
-accepted; what is written is compact JSON with one newline, keys in the order in which they were found.
+Owns the two forms of version 1.0 and 1.1 (FilesDaf documentation). Pure; knows no files. Any JSON layout and key
+order is accepted; what is written is compact JSON with one newline, keys in the order in which they were found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dafmount.daf.catalog import DENSE, Component, Descriptor, Packing
 from dafmount.daf.eltype import itemsize
 from dafmount.errors import CorruptDescriptor, UnsupportedFormat
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 PACKED_KEYS = frozenset({"packed_format", "chunk_shape", "compression", "compression_level", "index_location"})
 PACKED_FORMATS = frozenset({"indexed+zipped", "zipped"})
@@ -161,7 +161,8 @@ def legacy_json(raw: bytes, descriptor: Descriptor, where: str) -> bytes:
     value_type = by_key.pop("nzval", "Bool")
     index_types = sorted(set(by_key.values()))
     if len(index_types) > 1:
-        raise UnsupportedFormat(f"{where}: index types {' and '.join(index_types)} differ, which FilesDaf 1.0 cannot say")
+        differing = " and ".join(index_types)
+        raise UnsupportedFormat(f"{where}: index types {differing} differ, which FilesDaf 1.0 cannot say")
     return compact_json({"format": "sparse", "eltype": value_type, "indtype": index_types[0]})
 
 

@@ -1,8 +1,8 @@
 """Reads what a Daf contains from any archive in the FilesDaf layout, piece by piece as it is asked for.
 
-Owns the names of the layout (FilesDaf documentation: axes/, scalars/, vectors/, matrices/) and what their files mean. Does
-not know how anything is shown. One object is a snapshot: descriptors and axis lengths once read are remembered. Threads may
-share it; two that ask for the same thing at once may both read it.
+Owns the names of the layout (FilesDaf documentation: axes/, scalars/, vectors/, matrices/) and what their files mean.
+Does not know how anything is shown. One object is a snapshot: descriptors and axis lengths once read are remembered.
+Threads may share it; two that ask for the same thing at once may both read it.
 """
 
 from __future__ import annotations

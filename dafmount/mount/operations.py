@@ -1,7 +1,7 @@
 """The FUSE handlers: numbers and bytes in, calls of `tree/` out.
 
-Owns file handles, lookup counts, attributes, and bytes names. Must not know what a Daf is. Runs in the event loop's thread.
-pyfuse3 ends the whole mount on any exception but FUSEError, so every handler is wrapped once, in `_guarded`.
+Owns file handles, lookup counts, attributes, and bytes names. Must not know what a Daf is. Runs in the event loop's
+thread. pyfuse3 ends the whole mount on any exception but FUSEError, so every handler is wrapped once, in `_guarded`.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ class Operations(pyfuse3.Operations):
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Bytes up to the end of the file; inline when they are in memory."""
-        return await self._read(fh, off, size)
+        return cast(bytes, await self._read(fh, off, size))  # pyfuse3 takes any buffer
 
     @_guarded
-    async def _read(self, handle: int, offset: int, length: int) -> bytes:
+    async def _read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
         file = self._files[handle]
         if file.size is None:
             await self._measure(file)

@@ -255,36 +255,48 @@ class Decoder:
         names a chunk in messages. This is the way to read at the speed of the C library. Raises CorruptShard.
         """
         n = len(places)
+        if n == 0:
+            return
         stops = starts + chunks.stored_bytes
-        if n and (int(starts.min()) < 0 or int(stops.max()) > len(block)):
+        if int(starts.min()) < 0 or int(stops.max()) > len(block):
             raise ValueError(f"chunks up to {int(stops.max())} are not within the {len(block)} bytes given")
-        if n and (min(places) < 0 or max(places) + chunk_bytes > len(out)):
+        if min(places) < 0 or max(places) + chunk_bytes > len(out):
             raise ValueError(f"chunks of {chunk_bytes} bytes up to {max(places)} do not fit a buffer of {len(out)}")
         lib = blosc.library() if self._is_blosc else None
-        if lib is None:
-            simple = np.zeros(n, np.bool_)
-        else:
+        if lib is not None:
             simple = blosc.simple_chunks(np.frombuffer(block, np.uint8), starts, chunks.stored_bytes, chunk_bytes)
-            simple &= (chunks.method == self.zip_method) & (chunks.raw_bytes == chunks.stored_bytes)
+            if ((chunks.method == self.zip_method) & (chunks.raw_bytes == chunks.stored_bytes) & simple).all():
+                self._decode_simple(lib, block, starts, chunks, out, places, chunk_bytes, where)
+                return
         view = memoryview(block)
-        crcs = chunks.crc.tolist()
-        rows = zip(simple.tolist(), starts.tolist(), stops.tolist(), places, crcs, strict=True)
-        if lib is None:
-            context = base = target = 0
-        else:
-            context = blosc.context_of_thread(lib)
-            base = np.frombuffer(block, np.uint8).ctypes.data
-            target = blosc.address_of(out) if len(out) else 0
-        for i, (is_simple, start, stop, place, crc) in enumerate(rows):
-            if is_simple and lib is not None:
-                if self.verify and crc32(view[start:stop]) != crc:
-                    raise _wrong_crc(view[start:stop], crc, "stored", where(i))
-                found = lib.decompress_ctx(context, base + start, stop - start, target + place, chunk_bytes)
-                if found != chunk_bytes:
-                    raise CorruptShard(f"{where(i)}: libblosc2 gave {found}, expected {chunk_bytes} bytes")
-            else:
-                method, raw_bytes = int(chunks.method[i]), int(chunks.raw_bytes[i])
-                self.decode_into(view[start:stop], out, place, method, crc, raw_bytes, chunk_bytes, partial(where, i))
+        rows = zip(starts.tolist(), stops.tolist(), places, chunks.crc.tolist(), strict=True)
+        for i, (start, stop, place, crc) in enumerate(rows):
+            method, raw_bytes = int(chunks.method[i]), int(chunks.raw_bytes[i])
+            self.decode_into(view[start:stop], out, place, method, crc, raw_bytes, chunk_bytes, partial(where, i))
+
+    def _decode_simple(
+        self,
+        lib: blosc.Library,
+        block: bytes,
+        starts: NDArray[np.int64],
+        chunks: Chunks,
+        out: bytearray,
+        places: Sequence[int],
+        chunk_bytes: int,
+        where: Callable[[int], str],
+    ) -> None:
+        """The loop that all speed depends on: nothing in it but the CRC and the C library."""
+        context, decompress, checksum, verify = blosc.context_of_thread(lib), lib.decompress_ctx, crc32, self.verify
+        base, target, view = np.frombuffer(block, np.uint8).ctypes.data, blosc.address_of(out), memoryview(block)
+        rows = zip(starts.tolist(), chunks.stored_bytes.tolist(), places, chunks.crc.tolist(), strict=True)
+        for start, length, place, crc in rows:
+            if verify and checksum(view[start : start + length]) != crc:
+                i = places.index(place)
+                raise _wrong_crc(view[start : start + length], crc, "stored", where(i))
+            found = decompress(context, base + start, length, target + place, chunk_bytes)
+            if found != chunk_bytes:
+                name = where(places.index(place))
+                raise CorruptShard(f"{name}: libblosc2 gave {found}, expected {chunk_bytes} bytes")
 
     def decode_indexed(
         self, payload: bytes | memoryview, expected_bytes: int | None, max_bytes: int, where: Where

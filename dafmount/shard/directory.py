@@ -11,6 +11,7 @@ APPNOTE 6.3 for the records; the Zarr v3 `sharding_indexed` codec (ZEP 2) for th
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -396,11 +397,11 @@ def data_start(header: bytes | memoryview, at: int, where: str) -> int:
 
 
 def data_starts(
-    block: bytes | memoryview, headers: NDArray[np.int64], first_chunk: int, where: str
+    block: bytes | memoryview, headers: NDArray[np.int64], numbers: Sequence[int], where: str
 ) -> NDArray[np.int64]:
     """Where in `block` the data of many chunks begins, whose local headers begin at `headers`; see `data_start`.
 
-    Raises CorruptShard, naming the first bad chunk of those numbered from `first_chunk`.
+    Raises CorruptShard, naming the first bad one of the chunks, which have these `numbers`.
     """
     if len(headers) and (int(headers.min()) < 0 or int(headers.max()) + LOCAL_HEADER_BYTES > len(block)):
         raise CorruptShard(f"{where}: a local header lies outside the {len(block)} bytes read")
@@ -409,7 +410,7 @@ def data_starts(
     wrong = (heads[:, :4] != _HEADER_SIGNATURE).any(axis=1)
     if wrong.any():
         k = int(wrong.argmax())
-        data_start(block, int(headers[k]), f"{where}: chunk {first_chunk + k}")
+        data_start(block, int(headers[k]), f"{where}: chunk {numbers[k]}")
     lengths = np.ascontiguousarray(heads[:, 4:]).view("<u2").astype(np.int64)
     starts: NDArray[np.int64] = headers + (LOCAL_HEADER_BYTES + lengths[:, 0] + lengths[:, 1])
     return starts

@@ -91,6 +91,13 @@ class Grid:
             count *= min(size, n - block * size)
         return count
 
+    def flat_offset(self, chunk: int) -> int:
+        """Where in the flat bytes a chunk begins; only where the grid is sequential."""
+        if len(self.shape) == 1 or self.chunk_shape[1] != 1:
+            return chunk * self.chunk_bytes
+        column, block = divmod(chunk, self.grid_shape[0])
+        return (column * self.shape[0] + block * self.chunk_shape[0]) * self.itemsize
+
     def run(self, offset: int, length: int) -> Run | None:
         """The consecutive chunks that hold flat bytes `[offset, offset + length)`.
 

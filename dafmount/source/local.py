@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 
 from dafmount.errors import Corrupt, NotFound, ShortRead, SourceChanged, SourceUnavailable
@@ -23,6 +24,11 @@ GAP_BYTES = 64 * 1024
 """Reading this much in vain costs a local file less than a second system call and a seek."""
 
 _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+_NOWAIT_BYTES = 4 << 20
+"""Copying more than this is waiting, too."""
+
+_thread = threading.local()
 
 _NEVER_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 """What kernels and file systems answer that know no RWF_NOWAIT."""
@@ -57,9 +63,9 @@ class Descriptor:
 
     def read_nowait(self, offset: int, length: int) -> bytes | None:
         """Exactly `length` bytes at `offset` when all of them are in the page cache, else None."""
-        if not self._knows_nowait:
+        if not self._knows_nowait or length > _NOWAIT_BYTES:
             return None
-        buffer = bytearray(length)
+        buffer = _nowait_buffer(length)
         try:
             count = os.preadv(self.fd, [buffer], offset, _RWF_NOWAIT)
         except BlockingIOError:
@@ -70,6 +76,14 @@ class Descriptor:
             self._knows_nowait = False
             return None
         return bytes(buffer) if count == length else None
+
+
+def _nowait_buffer(length: int) -> memoryview:
+    """This thread's buffer for `Descriptor.read_nowait`, kept: a new one of 1 MiB costs more than reading into it."""
+    buffer: bytearray | None = getattr(_thread, "buffer", None)
+    if buffer is None or len(buffer) < length:
+        buffer = _thread.buffer = bytearray(length)
+    return memoryview(buffer)[:length]
 
 
 def stamp_of(status: os.stat_result) -> Stamp:

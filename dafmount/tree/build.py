@@ -1,8 +1,8 @@
 """What an archive looks like when mounted: every Daf in it flat, everything else as it is.
 
-Owns which names are shown, what stands behind each, and what is made up: flat descriptors, metadata.json, daf.json of the
-layout asked for, and the directories that every Daf has even when they are empty. Must not know FUSE. Directories are
-built when first entered, so that an archive of many data sets costs no more than the one that is looked at.
+Owns which names are shown, what stands behind each, and what is made up: flat descriptors, metadata.json, daf.json of
+the layout asked for, and the directories that every Daf has even when they are empty. Must not know FUSE. Directories
+are built when first entered, so that an archive of many data sets costs no more than the one that is looked at.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dafmount.shard.grid import make_grid
 from dafmount.source.base import Archive, ByteSource, Entry
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
-from dafmount.tree.content import CachedUnits, Content, Literal, PackedNumbers, PackedText
+from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
 
 log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class MetadataOpener:
         for key, descriptor in self._tree.descriptor_nodes(self._root):
             try:
                 content = descriptor.opener.open(descriptor)
-                yield key.path, minify(content.read(0, content.size))
+                yield key.path, minify(bytes(content.read(0, content.size)))
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
 
@@ -322,7 +322,7 @@ class PackedOpener:
         reader = ShardReader(source, spec, name)
         if width is None:
             return PackedText(grid, reader, style.cache, number)
-        return PackedNumbers(grid, CachedUnits(reader, style.cache, number))
+        return PackedNumbers(grid, reader, style.cache, number)
 
 
 def _directories(node: Node) -> Iterator[Directory]:

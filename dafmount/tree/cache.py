@@ -1,8 +1,9 @@
 """Decoded chunks, kept within a number of bytes; each is decoded once however many readers ask at the same time.
 
-Owns the least-recently-used order and the flights: a flight is one reader's promise to decode some keys, on which others
-wait. Knows nothing of shards. Threads share it; its lock is held for dictionary work only, never while anything is read or
-decoded. Invariants: a key is in `_flights` exactly while its flight is open; `_bytes` is the sum of the sizes in `_chunks`.
+Owns the least-recently-used order and the flights: a flight is one reader's promise to decode some keys, on which
+others wait. Knows nothing of shards. Threads share it; its lock is held for dictionary work only, never while
+anything is read or decoded. Invariants: a key is in `_flights` exactly while its flight is open; `_bytes` is the sum
+of the sizes in `_chunks`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,19 @@ class ChunkCache:
             self.counters.hits += len(found)
             self.counters.misses += len(missing)
         return Claim(found, mine, others)
+
+    def get(self, key: int) -> Chunk | None:
+        """A chunk that is here; a hit."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is not None:
+                self._chunks.move_to_end(key)
+                self.counters.hits += 1
+        return chunk
+
+    def has(self, keys: Sequence[int]) -> bool:
+        """Whether all of `keys` are here; changes nothing."""
+        return all(key in self._chunks for key in keys)
 
     def busy(self, keys: Sequence[int]) -> bool:
         """Whether any of `keys` is being decoded now."""

@@ -1,7 +1,8 @@
 """Raw chunks of one shard: located, fetched from a byte source, and decoded.
 
-Owns the reading that `shard/` only plans: the tail, the parts of the directory that are needed, headers and payloads. Must
-not know what the values mean or who caches them. Threads share a reader; what they learn twice is merely learnt twice.
+Owns the reading that `shard/` only plans: the tail, the parts of the directory that are needed, headers and payloads.
+Must not know what the values mean or who caches them. Threads share a reader; what they learn twice is merely learnt
+twice.
 
 Only the directory entries that a request needs are read, in blocks (PackedFormat documentation, Random-access central
 directory): a shard may have 10^8 chunks.
@@ -9,10 +10,13 @@ directory): a shard may have 10^8 chunks.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +40,7 @@ Raw = bytes | bytearray | memoryview
 ReadAt = Callable[[int, int], bytes]
 
 
-class WouldWait(Exception):  # noqa: N818 - nothing is wrong
+class WouldWait(Exception):
     """Bytes would have to be waited for, and the caller did not want to wait."""
 
 
@@ -117,67 +121,133 @@ class ShardReader:
             raise WouldWait
         return data
 
+    def read_run(self, first: int, places: Sequence[int], buffer_bytes: int) -> bytearray:
+        """Consecutive numeric chunks from `first` on, laid into one buffer at `places` (see `shard.grid.Run`)."""
+        return self._read_run(first, places, buffer_bytes, self.source.read)
+
+    def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> bytearray:
+        """As `read_run`, but raises WouldWait rather than wait for bytes."""
+        return self._read_run(first, places, buffer_bytes, self._source_nowait)
+
     def _read(self, chunks: Sequence[int], read_at: ReadAt) -> list[Raw]:
         opened = self._open(read_at)
         if opened.index is not None:
             return [self._read_by_index(chunk, opened, opened.index, read_at) for chunk in chunks]
         raws: list[Raw] = []
+        for block, first, numbers in self._by_block(chunks, opened, read_at):
+            if self.spec.chunk_bytes is None:
+                raws.extend(self._read_strings(block, first, numbers, opened, read_at))
+            else:
+                raws.extend(self._read_numbers(self.spec.chunk_bytes, block, first, numbers, opened, read_at))
+        return raws
+
+    def _read_run(self, first: int, places: Sequence[int], buffer_bytes: int, read_at: ReadAt) -> bytearray:
+        assert self.spec.chunk_bytes is not None
+        opened = self._open(read_at)
+        out = bytearray(buffer_bytes)
+        if opened.index is not None:
+            for at, place in enumerate(places):
+                out[place : place + self.spec.chunk_bytes] = self._read_by_index(
+                    first + at, opened, opened.index, read_at
+                )
+            return out
+        for block, block_first, numbers in self._by_block(range(first, first + len(places)), opened, read_at):
+            at = numbers[0] - first
+            self._decode_into(out, places[at : at + len(numbers)], block, block_first, numbers, opened, read_at)
+        return out
+
+    def _by_block(
+        self, chunks: Sequence[int], opened: _Opened, read_at: ReadAt
+    ) -> Iterator[tuple[directory.Chunks, int, Sequence[int]]]:
+        """Ascending chunks, cut where the blocks of the directory end: block, its first chunk, the chunks in it."""
         at = 0
         while at < len(chunks):
             number = chunks[at] // BLOCK_ENTRIES
-            stop = at + 1
-            while stop < len(chunks) and chunks[stop] < (number + 1) * BLOCK_ENTRIES:
-                stop += 1
-            block = self._block(number, opened, read_at)
-            raws.extend(self._decode(chunks[at:stop], number * BLOCK_ENTRIES, block, opened, read_at))
+            stop = bisect.bisect_left(chunks, (number + 1) * BLOCK_ENTRIES, at)
+            yield self._block(number, opened, read_at), number * BLOCK_ENTRIES, chunks[at:stop]
             at = stop
-        return raws
 
-    def _decode(
-        self, chunks: Sequence[int], first: int, block: directory.Chunks, opened: _Opened, read_at: ReadAt
+    def _read_numbers(
+        self,
+        size: int,
+        block: directory.Chunks,
+        first: int,
+        numbers: Sequence[int],
+        opened: _Opened,
+        read_at: ReadAt,
     ) -> list[Raw]:
-        """Decode chunks that all lie in one block of the directory, which begins at chunk `first`."""
-        raws: list[Raw | None] = [None] * len(chunks)
-        places = np.fromiter(chunks, np.int64, len(chunks)) - first
-        picked = _take(block, places)
-        for fetch in self._plan(picked, opened.end.directory_offset):
-            data = read_at(fetch.range.start, fetch.range.stop - fetch.range.start)
-            part = _take(picked, np.array(fetch.members))
-            numbers = [chunks[member] for member in fetch.members]
-            decoded = self._decode_fetched(data, fetch.range, part, numbers, opened)
-            for member, raw in zip(fetch.members, decoded, strict=True):
-                raws[member] = raw
-        return [raw for raw in raws if raw is not None]
+        out = bytearray(size * len(numbers))
+        places = range(0, len(out), size)
+        self._decode_into(out, places, block, first, numbers, opened, read_at)
+        if len(numbers) == 1:
+            return [out]
+        view = memoryview(out)
+        return [bytes(view[place : place + size]) for place in places]
 
-    def _plan(self, picked: directory.Chunks, limit: int) -> list[ranges.Fetch]:
-        """Ranges that hold the headers and payloads of `picked`; nothing of a chunk lies beyond `limit`."""
+    def _decode_into(
+        self,
+        out: bytearray,
+        places: Sequence[int],
+        block: directory.Chunks,
+        first: int,
+        numbers: Sequence[int],
+        opened: _Opened,
+        read_at: ReadAt,
+    ) -> None:
+        """Decode chunks that lie in one block of the directory, which begins at chunk `first`, to `out` at `places`."""
+        size, name = self.spec.chunk_bytes, self.name
+        assert size is not None
+        for data, starts, part, members in self._fetch(block, first, numbers, opened.end.directory_offset, read_at):
+            group = numbers if members is None else [numbers[member] for member in members]
+            where = partial(_chunk_name, name, group)
+            targets = places if members is None else [places[member] for member in members]
+            opened.decoder.decode_run(data, starts, part, out, targets, size, where)
+
+    def _read_strings(
+        self, block: directory.Chunks, first: int, numbers: Sequence[int], opened: _Opened, read_at: ReadAt
+    ) -> list[Raw]:
+        raws: dict[int, Raw] = {}
+        for data, starts, part, members in self._fetch(block, first, numbers, opened.end.directory_offset, read_at):
+            group = numbers if members is None else [numbers[member] for member in members]
+            for number, raw in zip(group, self._decode_strings(data, starts, part, group, opened), strict=True):
+                raws[number] = raw
+        return [raws[number] for number in numbers]
+
+    def _fetch(
+        self, block: directory.Chunks, first: int, numbers: Sequence[int], limit: int, read_at: ReadAt
+    ) -> Iterator[_Fetched]:
+        """Headers and payloads of chunks, near ones together. Nothing of a chunk lies at or beyond `limit`."""
+        if isinstance(numbers, range):
+            picked = _slice(block, numbers.start - first, numbers.stop - first)
+        else:
+            picked = _take(block, np.fromiter(numbers, np.int64, len(numbers)) - first)
         starts = picked.header_offset
         stops = np.minimum(starts + picked.stored_bytes + picked.header_hint, limit)
+        begin, end = int(starts[0]), int(stops[-1])
+        if end - begin <= MAX_FETCH_BYTES and _is_dense(starts, stops, self.source.gap_bytes):
+            data = read_at(begin, end - begin)
+            yield _Fetched(data, self._data_starts(data, begin, picked, numbers), picked, None)
+            return
         wanted = [Range(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-        return ranges.join(wanted, gap_bytes=self.source.gap_bytes, max_bytes=MAX_FETCH_BYTES)
+        for fetch in ranges.join(wanted, gap_bytes=self.source.gap_bytes, max_bytes=MAX_FETCH_BYTES):
+            begin, end = fetch.range
+            data = read_at(begin, end - begin)
+            part = _take(picked, np.array(fetch.members))
+            group = [numbers[member] for member in fetch.members]
+            yield _Fetched(data, self._data_starts(data, begin, part, group), part, fetch.members)
 
-    def _decode_fetched(
-        self, data: bytes, fetched: Range, part: directory.Chunks, numbers: Sequence[int], opened: _Opened
-    ) -> list[Raw]:
-        """The raw chunks of which headers and payloads lie in `data`."""
-        starts = directory.data_starts(data, part.header_offset - fetched.start, numbers[0], self.name)
+    def _data_starts(
+        self, data: bytes, begin: int, part: directory.Chunks, numbers: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Where in `data` the payloads begin, each behind its own local header."""
+        starts = directory.data_starts(data, part.header_offset - begin, numbers, self.name)
         over = starts + part.stored_bytes > len(data)
         if over.any():
             worst = int(over.argmax())
             raise CorruptShard(
                 f"{self.name}: chunk {numbers[worst]} has a local header that is longer than its directory entry"
             )
-        spec, name = self.spec, self.name
-        if spec.chunk_bytes is None:
-            return self._decode_strings(data, starts, part, numbers, opened)
-        size = spec.chunk_bytes
-        out = bytearray(size * len(numbers))
-        places = range(0, size * len(numbers), size)
-        opened.decoder.decode_run(data, starts, part, out, places, size, lambda i: f"{name}: chunk {numbers[i]}")
-        if len(numbers) == 1:
-            return [out]
-        view = memoryview(out)
-        return [bytes(view[place : place + size]) for place in places]
+        return starts
 
     def _decode_strings(
         self, data: bytes, starts: NDArray[np.int64], part: directory.Chunks, numbers: Sequence[int], opened: _Opened
@@ -278,6 +348,38 @@ class ShardReader:
         if start + entry.stored_bytes > end.directory_offset:
             raise CorruptShard(f"{self.name}: codec.json has {entry.stored_bytes} bytes at {start}, beyond the chunks")
         return read_at(start, entry.stored_bytes)
+
+
+class _Fetched(NamedTuple):
+    """Bytes that were read together, and the chunks in them."""
+
+    data: bytes
+    starts: NDArray[np.int64]
+    """Where in `data` each chunk's payload begins."""
+    chunks: directory.Chunks
+    members: Sequence[int] | None
+    """Which of the chunks asked for these are; None: all of them, in order."""
+
+
+def _is_dense(starts: NDArray[np.int64], stops: NDArray[np.int64], gap_bytes: int) -> bool:
+    """Whether ranges follow each other in ascending order without a gap worth skipping."""
+    return bool(((starts[1:] >= starts[:-1]) & (starts[1:] - stops[:-1] <= gap_bytes)).all())
+
+
+def _chunk_name(name: str, numbers: Sequence[int], at: int) -> str:
+    return f"{name}: chunk {numbers[at]}"
+
+
+def _slice(chunks: directory.Chunks, start: int, stop: int) -> directory.Chunks:
+    """Consecutive chunks of a block, without copying."""
+    return directory.Chunks(
+        chunks.method[start:stop],
+        chunks.crc[start:stop],
+        chunks.stored_bytes[start:stop],
+        chunks.raw_bytes[start:stop],
+        chunks.header_offset[start:stop],
+        chunks.header_hint,
+    )
 
 
 def _take(chunks: directory.Chunks, places: NDArray[np.int64]) -> directory.Chunks:

@@ -6,6 +6,7 @@ threads. A short result before the end of the file is a bug (the kernel would fi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,12 +15,21 @@ from numpy.typing import NDArray
 
 from dafmount.errors import CorruptShard
 from dafmount.shard import strings
-from dafmount.shard.grid import Grid
+from dafmount.shard.grid import Grid, Run
 from dafmount.tree.cache import Chunk, ChunkCache, Flight
 from dafmount.tree.chunks import ShardReader, WouldWait
 
 KEY_BITS = 40
 """Chunk numbers take so many bits of a cache key; above them stands the file's number."""
+
+FIRST_BLOCK_KEY = 1 << (KEY_BITS - 1)
+"""Blocks of chunks are numbered from here."""
+
+BLOCK_BYTES = 1 << 20
+"""How much is decoded at once when a component is read sequentially."""
+
+MIN_BLOCKS = 16
+"""A cache that holds fewer blocks than this gets smaller ones."""
 
 
 class Content(Protocol):
@@ -29,10 +39,10 @@ class Content(Protocol):
     def size(self) -> int:
         """Length in bytes; may block."""
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> bytes | memoryview:
         """Exactly `length` bytes at `offset`, which lie within the size; may block."""
 
-    def read_nowait(self, offset: int, length: int) -> bytes | None:
+    def read_nowait(self, offset: int, length: int) -> bytes | memoryview | None:
         """As `read`, or None where something would have to be waited for."""
 
     def close(self) -> None:
@@ -78,10 +88,18 @@ class Units(Protocol):
 class CachedUnits:
     """Units of one file through the shared cache; each decoded once however many ask."""
 
-    def __init__(self, units: Units, cache: ChunkCache, file_number: int) -> None:
+    def __init__(self, units: Units, cache: ChunkCache, first_key: int) -> None:
         self._units = units
         self._cache = cache
-        self._base = file_number << KEY_BITS
+        self._base = first_key
+
+    def peek(self, unit: int) -> Chunk | None:
+        """A unit if it is cached."""
+        return self._cache.get(self._base + unit)
+
+    def has(self, units: Sequence[int]) -> bool:
+        """Whether all units are cached now."""
+        return self._cache.has([self._base + unit for unit in units])
 
     def get(self, units: Sequence[int]) -> list[Chunk]:
         """The units, in ascending order of their numbers; decodes or waits for those that are not cached."""
@@ -127,41 +145,134 @@ class CachedUnits:
         return decoded
 
 
-class PackedNumbers:
-    """A packed numeric component as its flat little-endian bytes."""
+class FlatBlocks:
+    """Stretches of a numeric component that are decoded together when it is read sequentially.
 
-    def __init__(self, grid: Grid, chunks: CachedUnits) -> None:
+    A block is `per_block` consecutive chunks laid out flat, so that what a call costs is shared by many chunks.
+    """
+
+    def __init__(self, grid: Grid, reader: ShardReader, per_block: int) -> None:
         self._grid = grid
-        self._chunks = chunks
+        self._reader = reader
+        self._per_block = per_block
+
+    def of_chunk(self, chunk: int) -> int:
+        """The block that holds a chunk."""
+        return chunk // self._per_block
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where in the flat bytes a block begins and ends."""
+        grid, first = self._grid, block * self._per_block
+        stop = first + self._per_block
+        return grid.flat_offset(first), grid.size if stop >= grid.n_chunks else grid.flat_offset(stop)
+
+    def read(self, units: Sequence[int]) -> Sequence[Chunk]:
+        """The blocks asked for; may block."""
+        return [self._reader.read_run(*self._run(unit)) for unit in units]
+
+    def read_nowait(self, units: Sequence[int]) -> Sequence[Chunk]:
+        """As `read`, but raises WouldWait rather than wait for bytes."""
+        return [self._reader.read_run_nowait(*self._run(unit)) for unit in units]
+
+    def close(self) -> None:
+        """Nothing of its own."""
+
+    def _run(self, block: int) -> tuple[int, Sequence[int], int]:
+        start, stop = self.span(block)
+        run = self._grid.run(start, stop - start)
+        assert run is not None  # the grid is sequential and the block not empty
+        return run.first, run.places, run.buffer_bytes
+
+
+class PackedNumbers:
+    """A packed numeric component as its flat little-endian bytes.
+
+    A read that continues an earlier one is answered from blocks (see FlatBlocks), any other from the very chunks it
+    needs, so that random access decodes nothing else.
+    """
+
+    def __init__(self, grid: Grid, reader: ShardReader, cache: ChunkCache, file_number: int) -> None:
+        self._grid = grid
+        self._chunks = CachedUnits(reader, cache, file_number << KEY_BITS)
+        self._ends: deque[int] = deque(maxlen=16)
+        self._last = (0, 0, 0)
+        self._blocks: FlatBlocks | None = None
+        per_block = min(BLOCK_BYTES, cache.limit_bytes // MIN_BLOCKS) // max(1, grid.chunk_bytes)
+        if grid.is_sequential and per_block > 1:
+            self._blocks = FlatBlocks(grid, reader, per_block)
+            self._cached_blocks = CachedUnits(self._blocks, cache, (file_number << KEY_BITS) + FIRST_BLOCK_KEY)
 
     @property
     def size(self) -> int:
         """Length in bytes, from the shape alone."""
         return self._grid.size
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Decodes only the chunks that hold the range."""
-        needed = self._needed(offset, length)
-        return self._join(offset, length, needed, self._chunks.get(needed))
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Decodes only the chunks that hold the range, or their blocks."""
+        near = self._from_last_block(offset, length)
+        if near is not None:
+            return near
+        run = self._grid.run(offset, length)
+        blocks = self._blocks_for(run, offset, length)
+        if blocks is not None:
+            return self._cut(offset, length, blocks, self._cached_blocks.get(blocks))
+        needed = self._needed(run, offset, length)
+        return self._join(run, offset, length, needed, self._chunks.get(needed))
 
-    def read_nowait(self, offset: int, length: int) -> bytes | None:
+    def read_nowait(self, offset: int, length: int) -> bytes | memoryview | None:
         """As `read`, or None where bytes would have to be waited for."""
-        needed = self._needed(offset, length)
+        near = self._from_last_block(offset, length)
+        if near is not None:
+            return near
+        run = self._grid.run(offset, length)
+        blocks = self._blocks_for(run, offset, length)
+        if blocks is not None:
+            flat = self._cached_blocks.get_nowait(blocks)
+            return None if flat is None else self._cut(offset, length, blocks, flat)
+        needed = self._needed(run, offset, length)
         chunks = self._chunks.get_nowait(needed)
-        return None if chunks is None else self._join(offset, length, needed, chunks)
+        return None if chunks is None else self._join(run, offset, length, needed, chunks)
 
     def close(self) -> None:
         """Let go of the source."""
         self._chunks.close()
 
-    def _needed(self, offset: int, length: int) -> Sequence[int]:
-        run = self._grid.run(offset, length)
+    def _from_last_block(self, offset: int, length: int) -> memoryview | None:
+        """A slice of the block used last, without any arithmetic of the grid: most reads end here."""
+        start, stop, block = self._last
+        if start <= offset and offset + length <= stop:
+            flat = self._cached_blocks.peek(block)
+            if flat is not None:
+                self._ends.append(offset + length)
+                return memoryview(flat)[offset - start : offset - start + length]
+        return None
+
+    def _blocks_for(self, run: Run | None, offset: int, length: int) -> range | None:
+        """The blocks that answer a read, None where single chunks do."""
+        is_next = offset in self._ends
+        self._ends.append(offset + length)
+        if self._blocks is None or run is None:
+            return None
+        blocks = range(self._blocks.of_chunk(run.first), self._blocks.of_chunk(run.last) + 1)
+        return blocks if is_next or self._cached_blocks.has(blocks) else None
+
+    def _cut(self, offset: int, length: int, blocks: range, flat: Sequence[Chunk]) -> bytes | memoryview:
+        assert self._blocks is not None
+        parts = []
+        for block, data in zip(blocks, flat, strict=True):
+            start, stop = self._blocks.span(block)
+            parts.append(memoryview(data)[max(0, offset - start) : min(stop, offset + length) - start])
+            self._last = (start, stop, block)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _needed(self, run: Run | None, offset: int, length: int) -> Sequence[int]:
         if run is not None:
             return range(run.first, run.last + 1)
         return sorted({piece.chunk for piece in self._grid.pieces(offset, length)})
 
-    def _join(self, offset: int, length: int, needed: Sequence[int], chunks: Sequence[Chunk]) -> bytes:
-        run = self._grid.run(offset, length)
+    def _join(
+        self, run: Run | None, offset: int, length: int, needed: Sequence[int], chunks: Sequence[Chunk]
+    ) -> bytes:
         if run is None:
             by_number = {number: memoryview(chunk) for number, chunk in zip(needed, chunks, strict=True)}
             pieces = self._grid.pieces(offset, length)
@@ -188,7 +299,7 @@ class PackedText:
     def __init__(self, grid: Grid, reader: ShardReader, cache: ChunkCache, file_number: int) -> None:
         self._reader = reader
         self._units = TextUnits(grid, reader)
-        self._texts = CachedUnits(self._units, cache, file_number)
+        self._texts = CachedUnits(self._units, cache, file_number << KEY_BITS)
         self._starts: NDArray[np.int64] | None = None
 
     @property

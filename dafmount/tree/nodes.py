@@ -1,8 +1,8 @@
 """The nodes of a mounted tree: directories, files, and the numbers by which the kernel knows them.
 
-Owns names, inode numbers, sizes and times, and which contents are open. Must not know FUSE nor what a Daf is. Children
-of a directory are made when first asked for, by its loader; two threads that ask at once may both load, and one result is
-kept.
+Owns names, inode numbers, sizes and times, and which contents are open. Must not know FUSE nor what a Daf is.
+Children of a directory are made when first asked for, by its loader; two threads that ask at once may both load, and
+one result is kept.
 
 An inode number is a hash of the path, so that it stays the same from mount to mount.
 """

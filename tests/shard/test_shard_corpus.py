@@ -70,7 +70,7 @@ def read_shard(data: bytes, component: Component) -> bytes:
     entries = data[end.directory_offset :][: end.directory_bytes]
     stride = directory.parse_stride(entries[:4096], end, n, where)
     chunks = directory.parse_entries(entries, stride, 0, n, where)
-    starts = directory.data_starts(data, chunks.header_offset, 0, where)
+    starts = directory.data_starts(data, chunks.header_offset, range(1 << 40), where)
     decoder = codecs.make_decoder(component.compression, component.itemsize, None, True, where)
     if component.itemsize is not None:
         run = shape.run(0, shape.size)
@@ -138,7 +138,7 @@ def frame(data: bytes, component: Component) -> tuple[object, ...]:
     headers = []
     gaps = []
     stops = [*chunks.header_offset.tolist()[1:], None]
-    starts = directory.data_starts(data, chunks.header_offset, 0, "x")
+    starts = directory.data_starts(data, chunks.header_offset, range(1 << 40), "x")
     for k, (header, start, stop) in enumerate(zip(chunks.header_offset.tolist(), starts.tolist(), stops, strict=True)):
         head = bytearray(data[header:start])
         if stored:  # the CRC is of the payload

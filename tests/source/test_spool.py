@@ -39,7 +39,7 @@ def test_gives_back_what_was_put(place: Path) -> None:
     assert content(spool.get(("a", 1), name="x: 1")) == data
     assert spool.get(("a", 2), name="x: 2") is None
     assert spool.get(("b", 1), name="x: 1") is None
-    with pytest.raises(ShortRead, match="^x: 1: asked for"):
+    with pytest.raises(ShortRead, match=r"^x: 1: asked for"):
         file.read(99_999, 2)
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_kept_when_decoding_fails(place: Path) -> None:
         raise CorruptArchive("damaged")
 
     spool = Spool(place)
-    with pytest.raises(CorruptArchive, match="^damaged$"):
+    with pytest.raises(CorruptArchive, match=r"^damaged$"):
         spool.put(("a", 1), 6, chunks(), name="x")
     assert (spool.used_bytes, spool.get(("a", 1), name="x")) == (0, None)
     assert content(put(spool, 1, b"abcdef")) == b"abcdef"

@@ -61,10 +61,10 @@ def member(
     return info
 
 
-def with_raw_name(placeholder: str, raw_name: bytes, **fields: object) -> bytes:
+def with_raw_name(placeholder: str, raw_name: bytes) -> bytes:
     """An archive whose one entry has these bytes for a name, which zipfile would not write."""
     assert len(placeholder) == len(raw_name)
-    return zipped(member(placeholder, **fields)).replace(placeholder.encode(), raw_name)
+    return zipped(member(placeholder)).replace(placeholder.encode(), raw_name)
 
 
 def walk(directory: ZipDirectory, path: str = "") -> dict[str, Entry]:
@@ -98,7 +98,7 @@ def test_an_archive_is_listed_as_zipfile_lists_it(corpus: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             expected = {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
             assert {name: entry.size for name, entry in found.items() if not entry.is_directory} == expected
-            for info in archive.infolist():
+            for info in [info for info in archive.infolist() if not info.is_dir()]:
                 index = directory.find(info.filename)
                 assert index is not None
                 record = directory.record(index)
@@ -142,25 +142,31 @@ def test_zip64_as_zipfile_writes_it() -> None:
         for name in ("a", "b/c"):
             with archive.open(name, "w", force_zip64=True) as entry:
                 entry.write(b"data")
-    assert walk(directory_of(stream.getvalue()))["b/c"] == Entry(
-        "c", False, 4, walk(directory_of(stream.getvalue()))["a"].mtime_ns
-    )
+    found = walk(directory_of(stream.getvalue()))
+    assert [(path, entry.size) for path, entry in found.items()] == [("b", 0), ("b/c", 4), ("a", 4)]
 
 
-def test_zip64_by_number_of_entries() -> None:
+@pytest.fixture(scope="module")
+def seventy_thousand() -> tuple[list[str], bytes]:
+    """An archive of many entries, and their names."""
     names = [f"d{i % 7}/{i}" for i in range(70_000)]
-    directory = directory_of(zipped(*names, data=b""))
+    return names, zipped(*names, data=b"")
+
+
+def test_zip64_by_number_of_entries(seventy_thousand: tuple[list[str], bytes]) -> None:
+    names, data = seventy_thousand
+    directory = directory_of(data)
     assert len(directory) == 70_000
     assert sorted(files(directory)) == sorted(names)
 
 
-def test_a_count_that_wrapped_is_taken_from_writers_without_zip64() -> None:
-    data = bytearray(zipped(*map(str, range(66_000)), data=b""))
-    tail = data[-98:]
-    size, start = struct.unpack_from("<2Q", tail, 40)
-    plain_end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 66_000 % 65536, 66_000 % 65536, size, start, 0)
-    assert tail[:4] == b"PK\6\6"
-    assert len(directory_of(bytes(data[:-98]) + plain_end)) == 66_000
+def test_a_count_that_wrapped_is_taken_from_writers_without_zip64(seventy_thousand: tuple[list[str], bytes]) -> None:
+    _, data = seventy_thousand
+    end, n = data[-98:], 70_000 % 65536
+    assert end[:4] == b"PK\6\6"
+    size, start = struct.unpack_from("<2Q", end, 40)
+    plain_end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, n, n, size, start, 0)
+    assert len(directory_of(data[:-98] + plain_end)) == 70_000
 
 
 def test_sizes_beyond_four_gigabytes() -> None:
@@ -179,7 +185,7 @@ def test_sizes_beyond_four_gigabytes() -> None:
     record = directory.record(0)
     assert (record.size, record.compressed_size, record.header_offset) == (5 << 32, 6 << 32, 0)
     cut = bytes(data).replace(extra, struct.pack("<2HQ", 1, 8, 5) + b"\0" * 16)
-    with pytest.raises(CorruptArchive, match="^x.zip: large: its ZIP64 field of 8 bytes lacks"):
+    with pytest.raises(CorruptArchive, match=r"^x.zip: large: its ZIP64 field of 8 bytes lacks"):
         directory_of(cut).record(0)
 
 
@@ -377,9 +383,8 @@ def test_what_is_no_directory_is_not_found(path: str) -> None:
 
 
 def test_directories_that_hold_a_name() -> None:
-    directory = directory_of(
-        zipped("one/daf.json", "two/nested/daf.json", "two/daf.json/x", "daf.jsonx", "x/ydaf.json")
-    )
+    names = ["one/daf.json", "two/nested/daf.json", "two/daf.json/x", "daf.jsonx", "x/ydaf.json"]
+    directory = directory_of(zipped(*names))
     assert directory.directories_holding("daf.json") == ["one", "two/nested"]
     assert directory_of(zipped("daf.json")).directories_holding("daf.json") == [""]
 
@@ -463,7 +468,8 @@ def test_links_stand_for_what_they_lead_to(linked: Callable[..., ZipDirectory]) 
     directory = linked(links, "d/f", "top", "e/g/h")
     found = walk(directory)
     assert sorted(found) == [
-        "d", "d/f", "d/up", "e", "e/g", "e/g/h", "through", "to-dir", "to-dir/g", "to-dir/g/h", "to-file", "top", "twice",
+        "d", "d/f", "d/up", "e", "e/g", "e/g/h", "through", "to-dir", "to-dir/g", "to-dir/g/h", "to-file",
+        "top", "twice",
     ]  # fmt: skip
     assert directory.find("twice") == directory.find("to-file") == directory.find("d/f")
     assert directory.find("to-dir/g/h") == directory.find("through") == directory.find("e/g/h")
@@ -474,8 +480,8 @@ def test_links_that_lead_nowhere_good_are_left_out(
     linked: Callable[..., ZipDirectory], caplog: pytest.LogCaptureFixture
 ) -> None:
     links = {
-        "out": b"../x", "d/out": b"../../x", "abs": b"/etc/passwd", "gone": b"nothing", "self": b"self", "ping": b"pong",
-        "pong": b"ping", "unread": None, "d/root": b"..", "here": b"d", "empty": b"", "nul": b"f\0",
+        "out": b"../x", "d/out": b"../../x", "abs": b"/etc/passwd", "gone": b"nothing", "self": b"self",
+        "ping": b"pong", "pong": b"ping", "unread": None, "d/root": b"..", "here": b"d", "empty": b"", "nul": b"f\0",
     }  # fmt: skip
     with caplog.at_level(logging.WARNING):
         directory = linked(links, "f", "d/f")
@@ -494,10 +500,10 @@ def test_a_link_loses_to_a_directory_of_its_name(linked: Callable[..., ZipDirect
 
 
 def test_many_names_cost_about_twenty_bytes_each_beside_the_directory() -> None:
-    names = [f"vectors/cell/property_{i:06}.json" for i in range(100_000)]
+    names = [f"vectors/cell/property_{i:06}.json" for i in range(20_000)]
     data = zipped(*names, data=b"")
     directory = directory_of(data)
     assert [entry.name for entry in directory.listdir("vectors/cell")] == [name[13:] for name in names]
-    assert [directory.find(name) for name in names[::997]] == list(range(0, 100_000, 997))
+    assert [directory.find(name) for name in names[::997]] == list(range(0, 20_000, 997))
     arrays = (directory._offsets, directory._files_by_key, directory._sorted_keys, directory._by_directory)
     assert sum(array.nbytes for array in arrays) <= 20 * len(names)
