@@ -108,7 +108,7 @@ def _recover(path: str) -> None:
 
 def _check_fuse(path: str, kernel_words: tuple[str, ...]) -> None:
     if not _FUSE_DEVICE.exists():
-        raise MountFailed("/dev/fuse is missing: load the kernel module (modprobe fuse) or give the container the device")
+        raise MountFailed("/dev/fuse is missing: load the kernel module (modprobe fuse) or give it to the container")
     if not os.access(_FUSE_DEVICE, os.R_OK | os.W_OK):
         raise MountFailed("/dev/fuse: permission denied; it is for root alone on this machine")
     if os.geteuid() == 0:

@@ -114,7 +114,8 @@ def test_any_range_of_packed_strings_is_a_slice_of_the_text(data: st.DataObject)
     chunk = tuple(data.draw(st.integers(1, 12)) for _ in shape)
     compression = data.draw(st.sampled_from(sorted(CODECS)))
     word = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=9)
-    lines = [line.encode() for line in data.draw(st.lists(word, min_size=n_rows * n_columns, max_size=n_rows * n_columns))]
+    count = n_rows * n_columns
+    lines = [line.encode() for line in data.draw(st.lists(word, min_size=count, max_size=count))]
     content, _ = text(lines, shape, packing(chunk, compression))
     flat = b"".join(line + b"\n" for line in lines)
     assert content.size == len(flat)
