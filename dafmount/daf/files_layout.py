@@ -164,7 +164,8 @@ class FilesLayout:
         try:
             return self.descriptor(key)[1]
         except DafmountError as error:
-            log.error("shown as stored, for its descriptor cannot be used: %s", error)
+            # Reading the descriptor says the same as an error, to whoever reads it.
+            log.debug("shown as stored, for its descriptor cannot be used: %s", error)
             return None
 
     def _names(self, path: str, suffix: str) -> Iterator[str]:

@@ -24,6 +24,9 @@ _FUSE_DEVICE = Path("/dev/fuse")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _UNMOUNT_LIMIT_S = 30
 
+_DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""What a mount answers whose daemon has ended, the second just after it was killed."""
+
 
 class Mount(NamedTuple):
     """One line of mountinfo."""
@@ -84,12 +87,15 @@ def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -
 def _real_directory(mountpoint: str) -> str:
     absolute = os.path.abspath(mountpoint)
     try:
+        # Of a dead mount the kernel may still know the attributes, but never the entries.
+        os.scandir(absolute).close()
+    except OSError as error:
+        if error.errno in _DEAD:
+            _recover(absolute)
+    try:
         status = os.stat(absolute)
     except OSError as error:
-        if error.errno != errno.ENOTCONN:
-            raise MountFailed(f"{absolute}: {os.strerror(error.errno or 0)}") from error
-        _recover(absolute)
-        status = os.stat(absolute)
+        raise MountFailed(f"{absolute}: {os.strerror(error.errno or 0)}") from error
     if not stat.S_ISDIR(status.st_mode):
         raise MountFailed(f"{absolute}: not a directory")
     return os.path.realpath(absolute)

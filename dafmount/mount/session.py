@@ -5,6 +5,7 @@ pyfuse3 allows one session a process. Errors leave its main loop in ExceptionGro
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import pyfuse3
 import trio
 
 from dafmount.errors import MountFailed
+from dafmount.mount import eager
 from dafmount.mount import mountpoint as mountpoints
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
@@ -28,6 +30,10 @@ MAX_TASKS = 256
 """Requests at work at the same time; those that wait for a source hold one each."""
 
 N_THREADS = 64
+
+MALLOC_KEEP_BYTES = 16 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
 IDLE_CONTENTS = 64
 
 
@@ -53,8 +59,10 @@ def serve(
 
     Raises MountFailed where the kernel or fusermount3 refuses.
     """
+    _reuse_memory()
     contents = OpenContents(IDLE_CONTENTS)
     operations = Operations(root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
     try:
         trio.run(_main, mountpoint, ready)
@@ -78,6 +86,16 @@ def kernel_options(source: str, options: Options) -> set[str]:
         "subtype=dafmount",
         _Utf8(f"fsname={name}"),
     }
+
+
+def _reuse_memory() -> None:
+    """Let malloc keep what is freed: faulting in fresh pages for a decoded block takes as long as decoding it."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, MALLOC_KEEP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, MALLOC_KEEP_BYTES)
+    except (OSError, AttributeError):
+        log.debug("this C library has no mallopt")
 
 
 def _mount(operations: Operations, mountpoint: str, words: set[str]) -> None:
@@ -123,7 +141,7 @@ async def _announce(mountpoint: str, ready: Callable[[], None]) -> None:
 
 
 async def _end_on_signal(mountpoint: str) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(*_ending_signals()) as signals:
         async for number in signals:
             log.info("%s: %s, unmounting", mountpoint, signal.Signals(number).name)
             problem = await trio.to_thread.run_sync(
@@ -133,6 +151,14 @@ async def _end_on_signal(mountpoint: str) -> None:
                 log.warning("%s: in use (%s); detached, programs there get errors from now on", mountpoint, problem)
                 pyfuse3.terminate()
             return
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """SIGHUP, the end of the terminal, is one of them unless the daemon is in the background and ignores it."""
+    ending = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    return ending
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -66,6 +66,8 @@ class Entry(NamedTuple):
     """Bytes when read; None where only asking the source would tell. 0 for a directory."""
     mtime_ns: int
     """Nanoseconds since 1970; the archive's own where the entry has none."""
+    is_executable: bool = False
+    """Whether its owner may run it, as far as the archive knows."""
 
 
 class Archive(Protocol):

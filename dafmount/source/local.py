@@ -301,7 +301,8 @@ class LocalDirectory:
                 continue
             is_directory = stat.S_ISDIR(status.st_mode)
             if is_directory or stat.S_ISREG(status.st_mode):
-                yield Entry(item.name, is_directory, 0 if is_directory else status.st_size, status.st_mtime_ns)
+                size = 0 if is_directory else status.st_size
+                yield Entry(item.name, is_directory, size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
 
     def _followed(self, path: str, link: os.DirEntry[str]) -> os.stat_result | None:
         """The status of what a link leads to, or None where the link is left out."""

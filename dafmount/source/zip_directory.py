@@ -63,6 +63,7 @@ _EXTRA_ZIP64, _EXTRA_NTFS, _EXTRA_UNIX_TIME, _EXTRA_UNICODE_PATH = 0x0001, 0x000
 _HOST_UNIX, _HOST_OSX = 3, 19  # 4.4.2
 _HOSTS_DOS = frozenset({0, 10, 14})
 _S_IFMT, _S_IFLNK = 0xF000, 0xA000
+_S_IXUSR = 0o100
 _DOS_EPOCH = (1 << 5 | 1) << 16
 """1980-01-01 00:00:00 as date << 16 | time: what writers put that know no time."""
 
@@ -519,11 +520,20 @@ class ZipDirectory:
         return names
 
     def _link_mask(self) -> npt.NDArray[np.bool_]:
-        at = self._offsets.astype(np.int64)
+        mask: npt.NDArray[np.bool_] = self._unix_modes(self._offsets) & _S_IFMT == _S_IFLNK
+        return mask
+
+    def _executables(self, index: Integers) -> list[bool]:
+        """Which of some files their owner may run."""
+        runnable: list[bool] = (self._unix_modes(self._offsets[index]) & _S_IXUSR != 0).tolist()
+        return runnable
+
+    def _unix_modes(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+        """The modes of the entries at `offsets`; 0 for those not made on Unix."""
+        at = offsets.astype(np.int64)
         host = self._raw.u8[at + 5]
         made_on_unix = (host == _HOST_UNIX) | (host == _HOST_OSX)
-        mask: npt.NDArray[np.bool_] = made_on_unix & (self._raw.u16[at + 40] & _S_IFMT == _S_IFLNK)
-        return mask
+        return np.where(made_on_unix, self._raw.u16[at + 40], 0).astype(np.uint16)
 
     def _make_tree(self) -> dict[bytes, list[bytes]]:
         """Adds the directories that others imply; gives each directory's subdirectories."""
@@ -611,7 +621,7 @@ class ZipDirectory:
         index = self._by_directory[int(self._bounds[number]) : int(self._bounds[number + 1])].astype(np.int64)
         skip = len(directory) + 1 if directory else 0
         sizes, mtimes_ns = self._sizes(index), self._mtimes_ns(index)
-        return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns)
+        return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns, self._executables(index))
 
     def _leaves(self, index: Integers, skip: int) -> Iterator[str]:
         """The names of files below their directory, whose path and `/` take `skip` bytes."""
@@ -630,7 +640,7 @@ class ZipDirectory:
         if index is None:
             return Entry(name, True, 0, self._directory_mtime_ns(target))
         one = np.array([index], np.int64)
-        return Entry(name, False, self._sizes(one)[0], self._mtimes_ns(one)[0])
+        return Entry(name, False, self._sizes(one)[0], self._mtimes_ns(one)[0], self._executables(one)[0])
 
     def _directory_mtime_ns(self, path: bytes) -> int:
         index = self._directory_entry.get(self._directories[path])

@@ -71,7 +71,7 @@ class Plain:
         if entry.is_directory:
             below = Plain(self._archive, join(self._path, entry.name), self._style)
             return Directory(entry.name, directory, entry.mtime_ns, below.load)
-        return File(entry.name, directory, entry.size, entry.mtime_ns, self)
+        return File(entry.name, directory, entry.size, entry.mtime_ns, self, entry.is_executable)
 
     def open(self, file: File) -> Content:
         """The bytes of a file of this directory."""

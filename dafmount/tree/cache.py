@@ -115,6 +115,13 @@ class ChunkCache:
             flight.chunks = chunks
         flight.done.set()
 
+    def discard(self, key: int) -> None:
+        """Forget one chunk."""
+        with self._lock:
+            chunk = self._chunks.pop(key, None)
+            if chunk is not None:
+                self._bytes -= len(chunk)
+
     def drop(self, first_key: int, stop_key: int) -> None:
         """Forget every chunk whose key lies in `[first_key, stop_key)`."""
         with self._lock:

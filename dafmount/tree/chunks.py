@@ -121,11 +121,11 @@ class ShardReader:
             raise WouldWait
         return data
 
-    def read_run(self, first: int, places: Sequence[int], buffer_bytes: int) -> bytearray:
+    def read_run(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview:
         """Consecutive numeric chunks from `first` on, laid into one buffer at `places` (see `shard.grid.Run`)."""
         return self._read_run(first, places, buffer_bytes, self.source.read)
 
-    def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> bytearray:
+    def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview:
         """As `read_run`, but raises WouldWait rather than wait for bytes."""
         return self._read_run(first, places, buffer_bytes, self._source_nowait)
 
@@ -141,10 +141,10 @@ class ShardReader:
                 raws.extend(self._read_numbers(self.spec.chunk_bytes, block, first, numbers, opened, read_at))
         return raws
 
-    def _read_run(self, first: int, places: Sequence[int], buffer_bytes: int, read_at: ReadAt) -> bytearray:
+    def _read_run(self, first: int, places: Sequence[int], buffer_bytes: int, read_at: ReadAt) -> memoryview:
         assert self.spec.chunk_bytes is not None
         opened = self._open(read_at)
-        out = bytearray(buffer_bytes)
+        out = np.empty(buffer_bytes, np.uint8).data  # unlike a bytearray not zeroed first
         if opened.index is not None:
             for at, place in enumerate(places):
                 out[place : place + self.spec.chunk_bytes] = self._read_by_index(
@@ -186,7 +186,7 @@ class ShardReader:
 
     def _decode_into(
         self,
-        out: bytearray,
+        out: bytearray | memoryview,
         places: Sequence[int],
         block: directory.Chunks,
         first: int,

@@ -97,6 +97,10 @@ class CachedUnits:
         """A unit if it is cached."""
         return self._cache.get(self._base + unit)
 
+    def discard(self, unit: int) -> None:
+        """Do not keep a unit any longer."""
+        self._cache.discard(self._base + unit)
+
     def has(self, units: Sequence[int]) -> bool:
         """Whether all units are cached now."""
         return self._cache.has([self._base + unit for unit in units])
@@ -244,6 +248,9 @@ class PackedNumbers:
             flat = self._cached_blocks.peek(block)
             if flat is not None:
                 self._ends.append(offset + length)
+                if offset + length == stop:
+                    # Read to its end: the kernel has it all, and the next block reuses warm memory.
+                    self._cached_blocks.discard(block)
                 return memoryview(flat)[offset - start : offset - start + length]
         return None
 
@@ -263,6 +270,8 @@ class PackedNumbers:
             start, stop = self._blocks.span(block)
             parts.append(memoryview(data)[max(0, offset - start) : min(stop, offset + length) - start])
             self._last = (start, stop, block)
+            if stop <= offset + length:
+                self._cached_blocks.discard(block)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _needed(self, run: Run | None, offset: int, length: int) -> Sequence[int]:

@@ -31,14 +31,23 @@ class Opener(Protocol):
 class File:
     """A regular file. `size` is None until something asks for it that is worth the answer; see `exact_size`."""
 
-    __slots__ = ("lookups", "mtime_ns", "name", "number", "opener", "parent", "size")
+    __slots__ = ("is_executable", "lookups", "mtime_ns", "name", "number", "opener", "parent", "size")
 
-    def __init__(self, name: str, parent: Directory, size: int | None, mtime_ns: int, opener: Opener) -> None:
+    def __init__(
+        self,
+        name: str,
+        parent: Directory,
+        size: int | None,
+        mtime_ns: int,
+        opener: Opener,
+        is_executable: bool = False,
+    ) -> None:
         self.name = name
         self.parent = parent
         self.size = size
         self.mtime_ns = mtime_ns
         self.opener = opener
+        self.is_executable = is_executable
         self.number = 0
         self.lookups = 0
 
