@@ -57,6 +57,8 @@ class Options:
     """Which checksums are checked (`verify=`): off, auto, all."""
     timeout_s: float = 120.0
     """How long a request may wait for the source before it fails with ETIMEDOUT (`timeout=`, seconds)."""
+    readahead_bytes: int = MIB
+    """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
     nonempty: bool = False
     """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
     uid: int | None = None
@@ -165,6 +167,7 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "shards": ("shards", None),
     "verify": ("verify", _choice(VERIFY)),
     "timeout": ("timeout_s", _seconds),
+    "readahead": ("readahead_bytes", parse_size),
     "nonempty": ("nonempty", None),
     "uid": ("uid", _number),
     "gid": ("gid", _number),

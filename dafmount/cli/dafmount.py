@@ -37,6 +37,7 @@ OPTIONS_HELP = """options for -o (comma-separated):
   shards            show the packed shards beside the flat files
   verify=WHAT       checksums to check: off, auto, all (auto)
   timeout=SECONDS   longest wait for the source before a request fails (120)
+  readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes)
   nonempty          mount over a directory that has entries
   uid=, gid=, umask=  owner, group and permission mask of everything shown
   fsname=NAME       what /proc/mounts shows as the source

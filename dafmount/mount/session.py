@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyfuse3
 import trio
@@ -21,7 +22,7 @@ from dafmount.mount import eager
 from dafmount.mount import mountpoint as mountpoints
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
-from dafmount.options import Options
+from dafmount.options import KIB, Options
 from dafmount.tree.nodes import Directory, OpenContents
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def serve(
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
     try:
-        trio.run(_main, mountpoint, ready)
+        trio.run(_main, mountpoint, options.readahead_bytes, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
@@ -125,19 +126,31 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
             os.close(saved)
 
 
-async def _main(mountpoint: str, ready: Callable[[], None]) -> None:
+async def _main(mountpoint: str, readahead_bytes: int, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_on_signal, mountpoint)
-        nursery.start_soon(_announce, mountpoint, ready)
+        nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)
         log.info("%s: unmounted", mountpoint)
         nursery.cancel_scope.cancel()
 
 
-async def _announce(mountpoint: str, ready: Callable[[], None]) -> None:
+async def _announce(mountpoint: str, readahead_bytes: int, ready: Callable[[], None]) -> None:
     """Ready is when the kernel gets an answer, not when the mount exists."""
-    await trio.to_thread.run_sync(os.stat, mountpoint, abandon_on_cancel=True)
+    status = await trio.to_thread.run_sync(os.stat, mountpoint, abandon_on_cancel=True)
+    _set_readahead(status.st_dev, readahead_bytes)
     ready()
+
+
+def _set_readahead(device: int, readahead_bytes: int) -> None:
+    """Larger requests of the kernel, which only root may ask for; the kernel's own are 128 KiB."""
+    if readahead_bytes == 0 or os.geteuid() != 0:
+        return
+    path = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    try:
+        path.write_text(str(max(4, readahead_bytes // KIB)))
+    except OSError as error:
+        log.debug("read-ahead stays as it is: %s", error)
 
 
 async def _end_on_signal(mountpoint: str) -> None:
