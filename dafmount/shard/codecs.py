@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -254,49 +254,24 @@ class Decoder:
         Each covers `chunk_bytes` of `out` and may cover what the one before it left beyond `places[i]`. `where(i)`
         names a chunk in messages. This is the way to read at the speed of the C library. Raises CorruptShard.
         """
-        n = len(places)
-        if n == 0:
-            return
-        stops = starts + chunks.stored_bytes
-        if int(starts.min()) < 0 or int(stops.max()) > len(block):
-            raise ValueError(f"chunks up to {int(stops.max())} are not within the {len(block)} bytes given")
-        if min(places) < 0 or max(places) + chunk_bytes > len(out):
-            raise ValueError(f"chunks of {chunk_bytes} bytes up to {max(places)} do not fit a buffer of {len(out)}")
-        lib = blosc.library() if self._is_blosc else None
-        if lib is not None:
-            simple = blosc.simple_chunks(np.frombuffer(block, np.uint8), starts, chunks.stored_bytes, chunk_bytes)
-            if ((chunks.method == self.zip_method) & (chunks.raw_bytes == chunks.stored_bytes) & simple).all():
-                self._decode_simple(lib, block, starts, chunks, out, places, chunk_bytes, where)
-                return
-        view = memoryview(block)
-        rows = zip(starts.tolist(), stops.tolist(), places, chunks.crc.tolist(), strict=True)
-        for i, (start, stop, place, crc) in enumerate(rows):
-            method, raw_bytes = int(chunks.method[i]), int(chunks.raw_bytes[i])
-            self.decode_into(view[start:stop], out, place, method, crc, raw_bytes, chunk_bytes, partial(where, i))
+        self.prepare(block, starts, chunks, chunk_bytes).decode(0, len(places), out, places, where)
 
-    def _decode_simple(
-        self,
-        lib: blosc.Library,
-        block: bytes,
-        starts: NDArray[np.int64],
-        chunks: Chunks,
-        out: bytearray | memoryview,
-        places: Sequence[int],
-        chunk_bytes: int,
-        where: Callable[[int], str],
-    ) -> None:
-        """The loop that all speed depends on: nothing in it but the CRC and the C library."""
-        context, decompress, checksum, verify = blosc.context_of_thread(lib), lib.decompress_ctx, crc32, self.verify
-        base, target, view = np.frombuffer(block, np.uint8).ctypes.data, blosc.address_of(out), memoryview(block)
-        rows = zip(starts.tolist(), chunks.stored_bytes.tolist(), places, chunks.crc.tolist(), strict=True)
-        for start, length, place, crc in rows:
-            if verify and checksum(view[start : start + length]) != crc:
-                i = places.index(place)
-                raise _wrong_crc(view[start : start + length], crc, "stored", where(i))
-            found = decompress(context, base + start, length, target + place, chunk_bytes)
-            if found != chunk_bytes:
-                name = where(places.index(place))
-                raise CorruptShard(f"{name}: libblosc2 gave {found}, expected {chunk_bytes} bytes")
+    def prepare(
+        self, block: bytes, starts: NDArray[np.int64], chunks: Chunks, chunk_bytes: int
+    ) -> PreparedRun:
+        """The checks of `decode_run` that all chunks share, so that they can be decoded piece by piece later."""
+        stops = starts + chunks.stored_bytes
+        if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(block)):
+            raise ValueError(f"chunks up to {int(stops.max())} are not within the {len(block)} bytes given")
+        kind = ""
+        right_method = bool((chunks.method == self.zip_method).all())
+        if self._is_blosc and blosc.library() is not None:
+            simple = blosc.simple_chunks(np.frombuffer(block, np.uint8), starts, chunks.stored_bytes, chunk_bytes)
+            if right_method and bool((simple & (chunks.raw_bytes == chunks.stored_bytes)).all()):
+                kind = "blosc"
+        elif self.zip_method == METHOD_ZSTD and right_method and bool((chunks.raw_bytes == chunk_bytes).all()):
+            kind = "zstd"
+        return PreparedRun(self, block, starts.tolist(), chunks, chunks.crc.tolist(), chunk_bytes, kind)
 
     def decode_indexed(
         self, payload: bytes | memoryview, expected_bytes: int | None, max_bytes: int, where: Where
@@ -358,6 +333,101 @@ class Decoder:
         if expected is not None and len(raw) != expected:
             raise CorruptShard(f"{text_of(where)}: the chunk decodes to {len(raw)} bytes, expected {expected}")
         return raw
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """Chunks whose stored bytes are at hand. Make it with `Decoder.prepare`; threads may share it."""
+
+    decoder: Decoder
+    block: bytes
+    starts: list[int]
+    chunks: Chunks
+    crcs: list[int]
+    chunk_bytes: int
+    kind: str
+    """The loop that all chunks can take: `blosc`, `zstd`, or none."""
+
+    def decode(
+        self,
+        begin: int,
+        end: int,
+        out: bytearray | memoryview,
+        places: Sequence[int],
+        where: Callable[[int], str],
+    ) -> None:
+        """Decode the chunks `begin` to `end` to `out` at `places`; `where(i)` names the chunk `begin + i`."""
+        if begin >= end:
+            return
+        if min(places) < 0 or max(places) + self.chunk_bytes > len(out):
+            raise ValueError(
+                f"chunks of {self.chunk_bytes} bytes up to {max(places)} do not fit a buffer of {len(out)}"
+            )
+        lengths = self.chunks.stored_bytes[begin:end].tolist()
+        rows = zip(self.starts[begin:end], lengths, places, self.crcs[begin:end], strict=True)
+        lib = blosc.library() if self.kind == "blosc" else None
+        if lib is not None:
+            self._decode_blosc(lib, rows, out, places, where)
+        elif self.kind == "zstd":
+            self._decode_zstd(rows, out, places, where)
+        else:
+            self._decode_one_by_one(begin, rows, out, where)
+
+    def _decode_blosc(
+        self,
+        lib: blosc.Library,
+        rows: Iterable[tuple[int, int, int, int]],
+        out: bytearray | memoryview,
+        places: Sequence[int],
+        where: Callable[[int], str],
+    ) -> None:
+        """The loop that all speed depends on: nothing in it but the CRC and the C library."""
+        context, decompress, checksum = blosc.context_of_thread(lib), lib.decompress_ctx, crc32
+        verify, size, view = self.decoder.verify, self.chunk_bytes, memoryview(self.block)
+        base, target = np.frombuffer(self.block, np.uint8).ctypes.data, blosc.address_of(out)
+        for start, length, place, crc in rows:
+            if verify and checksum(view[start : start + length]) != crc:
+                raise _wrong_crc(view[start : start + length], crc, "stored", where(places.index(place)))
+            found = decompress(context, base + start, length, target + place, size)
+            if found != size:
+                name = where(places.index(place))
+                raise CorruptShard(f"{name}: libblosc2 gave {found}, expected {size} bytes")
+
+    def _decode_zstd(
+        self,
+        rows: Iterable[tuple[int, int, int, int]],
+        out: bytearray | memoryview,
+        places: Sequence[int],
+        where: Callable[[int], str],
+    ) -> None:
+        """The same for zstd; whatever is not as usual goes the careful way, which also finds the words for it."""
+        decompress, checksum, content_size = _local.decompressor.decompress, crc32, zstandard.frame_content_size
+        verify, size, view = self.decoder.verify, self.chunk_bytes, memoryview(self.block)
+        for start, length, place, crc in rows:
+            payload = view[start : start + length]
+            try:
+                is_usual = content_size(payload) == size
+                raw = decompress(payload, allow_extra_data=False) if is_usual else b""
+            except zstandard.ZstdError:
+                raw = b""
+            if len(raw) != size or (verify and checksum(raw) != crc):
+                name = where(places.index(place))
+                raw = bytes(self.decoder.decode(payload, METHOD_ZSTD, crc, size, size, size, name))
+            out[place : place + size] = raw
+
+    def _decode_one_by_one(
+        self,
+        begin: int,
+        rows: Iterable[tuple[int, int, int, int]],
+        out: bytearray | memoryview,
+        where: Callable[[int], str],
+    ) -> None:
+        view, size = memoryview(self.block), self.chunk_bytes
+        methods, raw_sizes = self.chunks.method, self.chunks.raw_bytes
+        for i, (start, length, place, crc) in enumerate(rows):
+            method, raw_bytes = int(methods[begin + i]), int(raw_sizes[begin + i])
+            payload = view[start : start + length]
+            self.decoder.decode_into(payload, out, place, method, crc, raw_bytes, size, partial(where, i))
 
 
 def _as_bytes(data: bytes | bytearray | memoryview) -> bytes:

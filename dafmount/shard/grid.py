@@ -9,8 +9,10 @@ has the full chunk_shape, padded beyond the property's edges ("PackedFormat docu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from dafmount.errors import CorruptDescriptor
@@ -53,30 +55,24 @@ class Grid:
     chunk_shape: tuple[int, ...]
     itemsize: int
 
-    @property
-    def grid_shape(self) -> tuple[int, ...]:
-        """Number of chunks along each dimension."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+    grid_shape: tuple[int, ...] = field(init=False, compare=False)
+    """Number of chunks along each dimension."""
+    n_chunks: int = field(init=False, compare=False)
+    """Number of chunks."""
+    chunk_count: int = field(init=False, compare=False)
+    """Number of values in a chunk, padding included."""
+    chunk_bytes: int = field(init=False, compare=False)
+    """Bytes of a raw chunk, padding included."""
+    size: int = field(init=False, compare=False)
+    """Bytes of the flat property."""
 
-    @property
-    def n_chunks(self) -> int:
-        """Number of chunks."""
-        return _product(self.grid_shape)
-
-    @property
-    def chunk_count(self) -> int:
-        """Number of values in a chunk, padding included."""
-        return _product(self.chunk_shape)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of a raw chunk, padding included."""
-        return _product(self.chunk_shape) * self.itemsize
-
-    @property
-    def size(self) -> int:
-        """Bytes of the flat property."""
-        return _product(self.shape) * self.itemsize
+    def __post_init__(self) -> None:
+        derive = partial(object.__setattr__, self)  # asked for in every read, so worked out once
+        derive("grid_shape", tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)))
+        derive("n_chunks", math.prod(self.grid_shape))
+        derive("chunk_count", math.prod(self.chunk_shape))
+        derive("chunk_bytes", self.chunk_count * self.itemsize)
+        derive("size", math.prod(self.shape) * self.itemsize)
 
     @property
     def is_sequential(self) -> bool:
@@ -193,9 +189,3 @@ def _pieces_of_columns(offset: int, length: int, column_bytes: int, rows_bytes: 
             at, inside = top, 0
     return pieces
 
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

@@ -33,6 +33,10 @@ BLOCK_ENTRIES = 512
 MAX_BLOCKS = 64
 """Parsed blocks kept for each open shard; some 15 kB each."""
 
+WINDOW_CHUNKS = 128
+WINDOW_BYTES = 512 << 10
+"""How many chunks, and of how many stored bytes, a sequential reader fetches and checks at once."""
+
 MAX_FETCH_BYTES = 8 << 20
 """The longest range that near chunks are joined into."""
 
@@ -86,6 +90,7 @@ class ShardReader:
         self.name = name
         self._opened: _Opened | None = None
         self._blocks: OrderedDict[int, directory.Chunks] = OrderedDict()
+        self._window: _Window | None = None
 
     def read(self, chunks: Sequence[int]) -> list[Raw]:
         """The raw chunks, in the order asked for (ascending numbers)."""
@@ -151,10 +156,39 @@ class ShardReader:
                     first + at, opened, opened.index, read_at
                 )
             return out
-        for block, block_first, numbers in self._by_block(range(first, first + len(places)), opened, read_at):
-            at = numbers[0] - first
-            self._decode_into(out, places[at : at + len(numbers)], block, block_first, numbers, opened, read_at)
+        chunk, stop = first, first + len(places)
+        while chunk < stop:
+            window = self._window_at(chunk, opened, read_at)
+            end = min(stop, window.stop)
+            part = places[chunk - first : end - first]
+            where = partial(_chunk_name, self.name, range(chunk, end))
+            window.run.decode(chunk - window.first, end - window.first, out, part, where)
+            chunk = end
         return out
+
+    def _window_at(self, chunk: int, opened: _Opened, read_at: ReadAt) -> _Window:
+        """The window that holds a chunk: the last one, or a new one that begins with it."""
+        window = self._window
+        if window is None or not window.first <= chunk < window.stop:
+            window = self._make_window(chunk, opened, read_at)
+            self._window = window if window.stop < self.spec.n_chunks else None
+        return window
+
+    def _make_window(self, first: int, opened: _Opened, read_at: ReadAt) -> _Window:
+        number = first // BLOCK_ENTRIES
+        block = self._block(number, opened, read_at)
+        block_first = number * BLOCK_ENTRIES
+        sizes = block.stored_bytes[first - block_first :][:WINDOW_CHUNKS]
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), WINDOW_BYTES, side="right")))
+        numbers = range(first, first + min(count, len(sizes)))
+        limit = opened.end.directory_offset
+        data, starts, part, members = next(self._fetch(block, block_first, numbers, limit, read_at))
+        if members is not None:  # far apart, or not in order: one chunk is certain
+            numbers = numbers[:1]
+            data, starts, part, members = next(self._fetch(block, block_first, numbers, limit, read_at))
+        assert self.spec.chunk_bytes is not None
+        run = opened.decoder.prepare(data, starts, part, self.spec.chunk_bytes)
+        return _Window(numbers.start, numbers.stop, run)
 
     def _by_block(
         self, chunks: Sequence[int], opened: _Opened, read_at: ReadAt
@@ -348,6 +382,14 @@ class ShardReader:
         if start + entry.stored_bytes > end.directory_offset:
             raise CorruptShard(f"{self.name}: codec.json has {entry.stored_bytes} bytes at {start}, beyond the chunks")
         return read_at(start, entry.stored_bytes)
+
+
+class _Window(NamedTuple):
+    """Stored chunks `first` to `stop` of a component that is read sequentially, at hand for the next reads."""
+
+    first: int
+    stop: int
+    run: codecs.PreparedRun
 
 
 class _Fetched(NamedTuple):
