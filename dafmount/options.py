@@ -59,6 +59,8 @@ class Options:
     """How long a request may wait for the source before it fails with ETIMEDOUT (`timeout=`, seconds)."""
     readahead_bytes: int = MIB
     """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
+    refresh_s: float = 1.0
+    """How often the source is asked whether it changed (`refresh=`, seconds); 0: never."""
     nonempty: bool = False
     """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
     uid: int | None = None
@@ -134,6 +136,10 @@ def _seconds(name: str, text: str) -> float:
     return float(text)
 
 
+def _pause(name: str, text: str) -> float:
+    return 0.0 if re.fullmatch(r"0+(\.0+)?", text) else _seconds(name, text)
+
+
 def _octal(name: str, text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{1,3}", text):
         raise UsageError(f"option {name!r}: {text!r} is no octal mask such as 022")
@@ -168,6 +174,7 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "verify": ("verify", _choice(VERIFY)),
     "timeout": ("timeout_s", _seconds),
     "readahead": ("readahead_bytes", parse_size),
+    "refresh": ("refresh_s", _pause),
     "nonempty": ("nonempty", None),
     "uid": ("uid", _number),
     "gid": ("gid", _number),

@@ -20,6 +20,7 @@ from dafmount.options import Options, parse_options
 
 if TYPE_CHECKING:
     from dafmount.mount.operations import Ownership
+    from dafmount.source.resolve import Resolved
 
 log = logging.getLogger("dafmount")
 
@@ -27,7 +28,8 @@ SYSTEM_LOG = "/dev/log"
 
 DESCRIPTION = """Mount a Daf data set, packed or flat, as plain flat files.
 
-SOURCE is a FilesDaf directory, x.daf.zip, x.dafs.zip#/group, or x.dafs.zip (every group as a folder)."""
+SOURCE is a FilesDaf directory, x.daf.zip, x.dafs.zip#/group, x.dafs.zip (every group as a folder), or a folder
+that holds any of these (each as a folder under its name without .zip)."""
 
 OPTIONS_HELP = """options for -o (comma-separated):
   cache=SIZE        memory for decoded chunks (64M; also DAF_PACKED_LOCAL_CACHE_KB)
@@ -38,6 +40,7 @@ OPTIONS_HELP = """options for -o (comma-separated):
   verify=WHAT       checksums to check: off, auto, all (auto)
   timeout=SECONDS   longest wait for the source before a request fails (120)
   readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes)
+  refresh=SECONDS   how often to look whether the source changed (1; 0: never)
   nonempty          mount over a directory that has entries
   uid=, gid=, umask=  owner, group and permission mask of everything shown
   fsname=NAME       what /proc/mounts shows as the source
@@ -148,15 +151,20 @@ def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
     from dafmount.mount.session import serve
     from dafmount.source.resolve import resolve
     from dafmount.source.spool import Spool
-    from dafmount.tree.build import Style, build_tree
+    from dafmount.tree.build import Style
     from dafmount.tree.cache import ChunkCache
+    from dafmount.tree.live import live_tree
 
     options = command.options
     spool = Spool(options.spool, options.spool_bytes)
-    resolved = resolve(command.source, spool=spool, verify=options.verify)
+
+    def open_source(source: str) -> Resolved:
+        return resolve(source, spool=spool, verify=options.verify)
+
+    resolved = open_source(command.source)
     style = Style(ChunkCache(options.cache_bytes), options.layout, options.shards, options.verify != "off")
-    root = build_tree(resolved.archive, resolved.root, style)
-    root.children()  # a version that is not read is an error of the command, not of the first ls
+    live = live_tree(resolved, open_source, style)
+    live.root.children()  # a version that is not read is an error of the command, not of the first ls
 
     def ready() -> None:
         log.info("%s is mounted at %s", resolved.display, command.mountpoint)
@@ -165,7 +173,7 @@ def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
     try:
         ownership = _ownership(command.source, options)
         size = resolved.archive.stamp().size
-        serve(root, command.mountpoint, resolved.display, ownership, size, options, ready)
+        serve(live, command.mountpoint, resolved.display, ownership, size, options, ready)
     finally:
         resolved.archive.close()
     return exits.OK

@@ -13,11 +13,12 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, RequestContext
 
+from dafmount.errors import SourceChanged
 from dafmount.mount.errno_map import ErrorLog
 from dafmount.mount.offload import Offload
 from dafmount.tree.nodes import Directory, File, Node, NodeTable, OpenContents
@@ -44,6 +45,16 @@ class Ownership:
     gid: int
     file_mode: int
     directory_mode: int
+
+
+class Following(Protocol):
+    """Keeps the tree true while sources change."""
+
+    def loaded(self) -> None:
+        """Hear that a directory was looked into."""
+
+    async def settle(self) -> None:
+        """Look for changes now; returns when the tree shows them, and soon in any case."""
 
 
 def _guarded(
@@ -83,6 +94,8 @@ class Operations(pyfuse3.Operations):
         self._files: dict[int, File] = {}
         self._directories: dict[int, Sequence[tuple[bytes, Node]]] = {}
         self._next_handle = 1
+        self.following: Following | None = None
+        """Who keeps the tree true; None while nobody does."""
 
     def describe(self, args: Sequence[object]) -> str:
         """For messages: the path that a handler's arguments are about."""
@@ -120,6 +133,8 @@ class Operations(pyfuse3.Operations):
             return missing
         if isinstance(node, File) and node.size is None:
             await self._measure(node)
+            if node.is_retired:  # meanwhile; the kernel must not learn of it any more
+                raise SourceChanged("replaced while it was looked up")
         return self._remembered(node)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -160,7 +175,7 @@ class Operations(pyfuse3.Operations):
         for position in range(start_id, len(listing)):
             name, node = listing[position]
             entry = self._attributes(node)
-            if isinstance(node, File) and node.size is None:
+            if isinstance(node, File) and (node.size is None or node.is_retired):
                 # Asking would delay the whole listing. The kernel forgets at once what it is told here, and asks for
                 # the exact size before anybody sees or uses one.
                 entry.attr_timeout = 0
@@ -183,11 +198,20 @@ class Operations(pyfuse3.Operations):
         if flags & WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
         file = self._file(inode)
-        if self.contents.acquire_open(file) is None:
-            await self._offload.run(lambda: self.contents.acquire(file), file.path)
+        if file.is_retired or self.contents.acquire_open(file) is None:
+            await self._acquire(file)
         if file.size is None:
             await self._measure(file)
         return FileInfo(fh=FileHandleT(self._new_handle(self._files, file)), keep_cache=True)
+
+    async def _acquire(self, file: File) -> None:
+        try:
+            await self._offload.run(lambda: self.contents.acquire(file), file.path)
+        except SourceChanged:
+            # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
+            if self.following is not None:
+                await self.following.settle()
+            raise
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Bytes up to the end of the file; inline when they are in memory.
@@ -268,6 +292,8 @@ class Operations(pyfuse3.Operations):
     async def _load(self, directory: Directory) -> None:
         if not directory.is_loaded:
             await self._offload.run(directory.children, directory.path or "/")
+            if self.following is not None:
+                self.following.loaded()
 
     async def _measure(self, file: File) -> None:
         self.nodes.number(file)

@@ -22,8 +22,10 @@ from dafmount.mount import eager
 from dafmount.mount import mountpoint as mountpoints
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
+from dafmount.mount.refresh import Follower
 from dafmount.options import KIB, Options
-from dafmount.tree.nodes import Directory, OpenContents
+from dafmount.tree.live import Live
+from dafmount.tree.nodes import OpenContents
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class _Utf8(str):
 
 
 def serve(
-    root: Directory,
+    live: Live,
     mountpoint: str,
     source: str,
     ownership: Ownership,
@@ -62,11 +64,13 @@ def serve(
     """
     _reuse_memory()
     contents = OpenContents(IDLE_CONTENTS)
-    operations = Operations(root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    operations = Operations(live.root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    follower = Follower(live.units, contents, options.refresh_s)
+    operations.following = follower
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
     try:
-        trio.run(_main, mountpoint, options.readahead_bytes, ready)
+        trio.run(_main, mountpoint, options.readahead_bytes, follower, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
@@ -126,8 +130,9 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
             os.close(saved)
 
 
-async def _main(mountpoint: str, readahead_bytes: int, ready: Callable[[], None]) -> None:
+async def _main(mountpoint: str, readahead_bytes: int, follower: Follower, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.run)
         nursery.start_soon(_end_on_signal, mountpoint)
         nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)

@@ -6,7 +6,7 @@ may be used from several threads at once, and raise only errors from `dafmount.e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -68,6 +68,11 @@ class Entry(NamedTuple):
     """Nanoseconds since 1970; the archive's own where the entry has none."""
     is_executable: bool = False
     """Whether its owner may run it, as far as the archive knows."""
+    identity: Hashable = None
+    """What tells two states of the entry apart: equal ones, of one archive as it goes on, mean unchanged bytes.
+
+    A `Stamp` where the archive's entries change one by one; None where the archive cannot tell.
+    """
 
 
 class Archive(Protocol):

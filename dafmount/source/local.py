@@ -94,12 +94,12 @@ def stamp_of(status: os.stat_result) -> Stamp:
 class LocalFile:
     """A byte source over a local file, as long as it was when it was opened.
 
-    The file may grow (archives are append-only). Once it shrank, or was written to without growing, every read raises
-    SourceChanged. The check follows the read, so bytes are handed out only if they were read before any change. Data is
-    never mapped: truncating a mapped file would kill the process.
+    The file may grow, unless `may_grow` is False. Once it shrank, or was written to without growing, every read raises
+    SourceChanged, until that state of the file is accepted. The check follows the read, so bytes are handed out only if
+    they were read before any change. Data is never mapped: truncating a mapped file would kill the process.
     """
 
-    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str, *, may_grow: bool = True) -> None:
         """Opens `path`; raises NotFound where that is no regular file, or the OSError. Messages call it `name`."""
         self._path = os.path.abspath(os.fspath(path))
         self._name = name
@@ -114,6 +114,8 @@ class LocalFile:
             raise NotFound(f"{shown(name)}: not a regular file")
         self._descriptor: Descriptor | None = descriptor
         self._opened = stamp_of(status)
+        self._may_grow = may_grow
+        self._accepted = (status.st_size, status.st_mtime_ns)
 
     @property
     def name(self) -> str:
@@ -158,6 +160,22 @@ class LocalFile:
         """One read after the other."""
         return [self.read(start, stop - start) for start, stop in ranges]
 
+    def read_anyway(self, offset: int, length: int) -> bytes:
+        """As `read`, whatever was written to the file, and fewer bytes where it ends: the caller knows how to judge."""
+        return self._held(offset, length).read(offset, length)
+
+    def present(self) -> Stamp:
+        """The present state of the open file, wherever it is by now."""
+        return stamp_of(os.fstat(self._held(0, 0).fd))
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._held(0, 0).fd
+
+    def accept(self, state: Stamp) -> None:
+        """Reads go on while the file is in this state."""
+        self._accepted = (state.size, state.mtime_ns)
+
     def real_path(self) -> str:
         """Where the open file lies, all links followed, as the kernel tells it."""
         return os.readlink(f"/proc/self/fd/{self._held(0, 0).fd}")
@@ -183,8 +201,10 @@ class LocalFile:
 
     def _check_unchanged(self, descriptor: Descriptor) -> None:
         now = os.fstat(descriptor.fd)
+        if (now.st_size, now.st_mtime_ns) == self._accepted:
+            return
         opened = self._opened
-        if now.st_size > opened.size or (now.st_size == opened.size and now.st_mtime_ns == opened.mtime_ns):
+        if self._may_grow and now.st_size > opened.size:
             return
         what = f"shrank from {opened.size} to {now.st_size} bytes" if now.st_size < opened.size else "was written to"
         raise SourceChanged(f"{shown(self._name)}: the file {what} after it was opened")
@@ -240,7 +260,7 @@ class LocalDirectory:
             raise NotFound(f"{called}: no such file") from error
         if not regular:
             raise NotFound(f"{called}: not a regular file")
-        file = LocalFile(full, called)
+        file = LocalFile(full, called, may_grow=False)
         # Asked of the open file, not of the path, which may lead elsewhere by now.
         if not self._holds(file.real_path()):
             file.close()
@@ -301,8 +321,9 @@ class LocalDirectory:
                 continue
             is_directory = stat.S_ISDIR(status.st_mode)
             if is_directory or stat.S_ISREG(status.st_mode):
-                size = 0 if is_directory else status.st_size
-                yield Entry(item.name, is_directory, size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
+                size, stamp = (0, None) if is_directory else (status.st_size, stamp_of(status))
+                is_executable = bool(status.st_mode & stat.S_IXUSR)
+                yield Entry(item.name, is_directory, size, status.st_mtime_ns, is_executable, stamp)
 
     def _followed(self, path: str, link: os.DirEntry[str]) -> os.stat_result | None:
         """The status of what a link leads to, or None where the link is left out."""

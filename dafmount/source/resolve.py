@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dafmount.errors import GroupNotFound, NotADaf, NotFound, UsageError
-from dafmount.source.base import Archive
-from dafmount.source.local import LocalDirectory, LocalFile
+from dafmount.source.base import Archive, Stamp
+from dafmount.source.growing import GrowingFile
+from dafmount.source.local import LocalDirectory, stamp_of
 from dafmount.source.names import shown
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
@@ -24,6 +25,11 @@ DAF_JSON = "daf.json"
 
 _GROUP_MARK = "#/"
 _MAX_LISTED = 20
+_MAX_SEARCHED = 2_000
+"""Directories of a folder in which data sets are looked for, before it is taken for granted that there are some."""
+
+ARCHIVE_SUFFIXES = (".daf.zip", ".dafs.zip")
+"""How archives in a folder are told from other files; a name alone decides."""
 _URL_SCHEMES = ("http://", "https://")
 _MACOS_FOLDER = "__MACOSX"
 """Where the macOS Finder puts each file's resource fork, under the file's own name."""
@@ -40,6 +46,8 @@ class Resolved:
     """Whether `root` is a data set; else it holds several, as folders below it at any depth."""
     display: str
     """The source as an absolute path, with `#/` and the group where there is one."""
+    stamp: Stamp | None = None
+    """The state, before it was opened, of an archive that is one local file."""
 
 
 def resolve(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
@@ -63,7 +71,7 @@ def resolve(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
         raise NotADaf(f"{shown(path)}: neither a directory nor a regular file")
     if group is not None and path.endswith(".daf.zip"):
         raise _no_groups(path)
-    return _zip(path, group, spool, verify)
+    return _zip(path, group, spool, verify, stamp_of(status))
 
 
 def daf_roots(archive: ZipArchive) -> list[str]:
@@ -114,20 +122,50 @@ def _display(path: str, group: str | None = None) -> str:
 
 def _directory(path: str) -> Resolved:
     archive = LocalDirectory(path)
-    if not any(entry.name == DAF_JSON and not entry.is_directory for entry in archive.listdir("")):
-        raise NotADaf(f"{shown(path)}: not a Daf: the directory has no {DAF_JSON}")
-    return Resolved(archive, "", True, _display(path))
+    is_daf = _has_marker(archive, "")
+    if not is_daf and not _holds_data_sets(archive):
+        raise NotADaf(f"{shown(path)}: not a Daf: the directory has no {DAF_JSON}, nor are there data sets below it")
+    return Resolved(archive, "", is_daf, _display(path))
 
 
-def _zip(path: str, group: str | None, spool: Spool, verify: str) -> Resolved:
-    file = LocalFile(path, path)
-    archive = ZipArchive(file, path, file.mtime_ns, spool, verify=verify)
+def _has_marker(archive: Archive, path: str) -> bool:
+    return any(entry.name == DAF_JSON and not entry.is_directory for entry in archive.listdir(path))
+
+
+def _holds_data_sets(archive: Archive) -> bool:
+    """Whether there is a data set anywhere below; the search goes level by level and ends at the first one."""
+    level = [""]
+    searched = 0
+    while level:
+        below: list[str] = []
+        for path in level:
+            searched += 1
+            if searched > _MAX_SEARCHED:
+                return True
+            try:
+                entries = archive.listdir(path)
+            except (NotFound, OSError):
+                if not path:
+                    raise
+                continue  # gone meanwhile, or not ours to read
+            for entry in entries:
+                if entry.is_directory:
+                    below.append(f"{path}/{entry.name}" if path else entry.name)
+                elif entry.name == DAF_JSON or entry.name.endswith(ARCHIVE_SUFFIXES):
+                    return True
+        level = below
+    return False
+
+
+def _zip(path: str, group: str | None, spool: Spool, verify: str, stamp: Stamp) -> Resolved:
+    file = GrowingFile(path, path)
+    archive = ZipArchive(file, path, file.mtime_ns, spool, verify=verify, on_directory=file.trust)
     try:
         root, is_daf = _root(path, group, daf_roots(archive))
     except Exception:
         archive.close()
         raise
-    return Resolved(archive, root, is_daf, _display(path, group))
+    return Resolved(archive, root, is_daf, _display(path, group), stamp)
 
 
 def _root(path: str, group: str | None, roots: list[str]) -> tuple[str, bool]:

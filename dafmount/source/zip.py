@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -20,7 +21,7 @@ from dafmount.errors import Corrupt, CorruptArchive, DafmountError, NotFound, Un
 from dafmount.source.base import ByteSource, Entry, Stamp
 from dafmount.source.names import shown
 from dafmount.source.spool import Spool
-from dafmount.source.zip_directory import FLAG_ENCRYPTED, LOCAL_SIGNATURE, Record, read_directory
+from dafmount.source.zip_directory import FLAG_ENCRYPTED, LOCAL_SIGNATURE, Record, ZipDirectory, read_directory
 from dafmount.source.zip_entries import (
     DecodedEntry,
     MemorySource,
@@ -54,6 +55,7 @@ _SMALL_BYTES = 256 * 1024
 _SMALL_CACHE_BYTES = 8 << 20
 _LINK_BYTES = 4096
 _MAX_LINKS = 10_000
+_MAX_UNFINISHED = 64
 
 
 class StampedSource(ByteSource, Protocol):
@@ -70,10 +72,19 @@ class ZipArchive:
     once however many threads ask, and served only after size and CRC-32 were found right.
     """
 
-    def __init__(self, source: StampedSource, name: str, mtime_ns: int, spool: Spool, *, verify: str = "auto") -> None:
+    def __init__(
+        self,
+        source: StampedSource,
+        name: str,
+        mtime_ns: int,
+        spool: Spool,
+        *,
+        verify: str = "auto",
+        on_directory: Callable[[ZipDirectory], None] | None = None,
+    ) -> None:
         """Reads the directory; raises as `read_directory` does. The archive closes `source`, also when this fails.
 
-        `verify` is one of `VERIFY`.
+        `verify` is one of `VERIFY`. `on_directory` hears of the directory before anything else is read.
         """
         if verify not in VERIFY:
             raise UsageError(f"verify={verify}: expected one of {', '.join(VERIFY)}")
@@ -83,10 +94,15 @@ class ZipArchive:
         self._spool = spool
         self._verify = verify
         self._owner = object()
+        # An archive that was replaced by its next state goes when the last file opened from it is closed.
+        self._give_up_copies = weakref.finalize(self, spool.forget, self._owner)
+        self._give_up_copies.atexit = False
         self._flights = _Flights()
         self._small = _SmallCache(_SMALL_CACHE_BYTES)
         try:
             self._directory = read_directory(source, name=name, mtime_ns=mtime_ns)
+            if on_directory is not None:
+                on_directory(self._directory)
             self._verified = bytearray(len(self._directory))
             self._add_links()
         except Exception:
@@ -133,9 +149,28 @@ class ZipArchive:
         """The present state of the archive's file, whatever the path."""
         return self._source.stamp()
 
+    def continues(self, older: ZipArchive) -> bool:
+        """Whether this is what became of `older` by appending: its entries are all there, where they were."""
+        return older._directory.goes_on_in(self._directory)
+
+    def unfinished_since(self, older: ZipArchive) -> str | None:
+        """The name of an entry that `older` had not and that its writer has not completed; None where there is none.
+
+        Looks at the last few entries only.
+        """
+        for record in older._directory.added_in(self._directory, _MAX_UNFINISHED):
+            called = shown(record.raw_name.decode("utf-8", "surrogateescape"))
+            try:
+                self._data_start(record, called)
+            except CorruptArchive:
+                return called
+            if record.crc == 0 and record.size:
+                return called
+        return None
+
     def close(self) -> None:
         """Gives up decoded entries and closes the source."""
-        self._spool.forget(self._owner)
+        self._give_up_copies()
         self._source.close()
 
     def _called(self, path: str) -> str:

@@ -293,6 +293,7 @@ class ZipDirectory:
         """Use `read_directory`."""
         self._raw = _Raw(data)
         self._shift = location.shift
+        self._start = location.start
         self._called = shown(name)
         self._mtime_ns = mtime_ns
         self._offsets = _entry_offsets(self._raw, location, self._called)
@@ -307,6 +308,7 @@ class ZipDirectory:
         self._sorted_keys = np.zeros(0, np.int64)
         self._links: dict[bytes, bytes] = {}
         """Clean path of each sound link -> clean path, free of links, of the file or directory it stands for."""
+        self._header_order: tuple[Integers, Integers] | None = None
         self._offset_at = self._offsets.data
         """The same numbers; a single one is had faster this way."""
         self._index()
@@ -372,6 +374,55 @@ class ZipDirectory:
         return sorted(
             decode(path) for path in candidates if self._find(self._followed((path + leaf).lstrip(b"/"))) is not None
         )
+
+    def goes_on_in(self, newer: ZipDirectory) -> bool:
+        """Whether `newer`, of the same file later, has every file as it is here, or a new one behind the old end."""
+        if newer._shift == self._shift and newer._raw.data.startswith(self._raw.data):
+            return True
+        return all(self._is_in(newer, index) for index in self._files_by_key.tolist())
+
+    def added_in(self, newer: ZipDirectory, limit: int) -> list[Record]:
+        """Up to `limit` of the last entries of `newer` that are not here."""
+        known = set(self._header_offsets()[0].tolist())
+        last = range(len(newer) - 1, max(-1, len(newer) - 1 - limit), -1)
+        return [record for record in map(newer.record, last) if record.header_offset not in known]
+
+    def record_at(self, position: int) -> Record | None:
+        """The last entry whose local header does not begin behind byte `position` of the archive."""
+        offsets, order = self._header_offsets()
+        at = int(np.searchsorted(offsets, position, "right")) - 1
+        return None if at < 0 else self.record(int(order[at]))
+
+    def _is_in(self, newer: ZipDirectory, index: int) -> bool:
+        found = newer._find(self._path(index))
+        if found is None:
+            return False
+        before, after = self.record(index), newer.record(found)
+        # A checksum that was not yet filled in says nothing, and what it belongs to was not served.
+        same_crc = before.crc in (0, after.crc)
+        same = (before.header_offset, before.compressed_size) == (after.header_offset, after.compressed_size)
+        return (same and same_crc) or after.header_offset >= self._start
+
+    def _header_offsets(self) -> tuple[Integers, Integers]:
+        """The offsets of all local headers in ascending order, and whose they are."""
+        if self._header_order is None:
+            offsets = self._offsets_of_headers(np.arange(len(self._offsets), dtype=np.int64))
+            order = np.argsort(offsets, kind="stable")
+            self._header_order = (offsets[order], order)
+        return self._header_order
+
+    def _offsets_of_headers(self, index: Integers) -> Integers:
+        raw = self._raw
+        at = self._offsets[index].astype(np.int64)
+        offsets = raw.u32[at + 42].astype(np.int64)
+        large = np.flatnonzero(offsets == _SENTINEL32)
+        if len(large):
+            field = self._find_extras(index[large], (_EXTRA_ZIP64,))[_EXTRA_ZIP64]
+            here = at[large]  # 4.5.3: sizes come first, where the header has sentinels for them
+            skip = 8 * ((raw.u32[here + 20] == _SENTINEL32).astype(np.int64) + (raw.u32[here + 24] == _SENTINEL32))
+            there = field.length >= skip + 8
+            offsets[large[there]] = raw.u64[(field.start + skip)[there]].astype(np.int64)
+        return offsets + self._shift
 
     @property
     def pending_links(self) -> list[int]:
@@ -621,7 +672,8 @@ class ZipDirectory:
         index = self._by_directory[int(self._bounds[number]) : int(self._bounds[number + 1])].astype(np.int64)
         skip = len(directory) + 1 if directory else 0
         sizes, mtimes_ns = self._sizes(index), self._mtimes_ns(index)
-        return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns, self._executables(index))
+        executables, identities = self._executables(index), self._identities(index)
+        return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns, executables, identities)
 
     def _leaves(self, index: Integers, skip: int) -> Iterator[str]:
         """The names of files below their directory, whose path and `/` take `skip` bytes."""
@@ -640,11 +692,17 @@ class ZipDirectory:
         if index is None:
             return Entry(name, True, 0, self._directory_mtime_ns(target))
         one = np.array([index], np.int64)
-        return Entry(name, False, self._sizes(one)[0], self._mtimes_ns(one)[0], self._executables(one)[0])
+        size, mtime_ns = self._sizes(one)[0], self._mtimes_ns(one)[0]
+        return Entry(name, False, size, mtime_ns, self._executables(one)[0], self._identities(one)[0])
 
     def _directory_mtime_ns(self, path: bytes) -> int:
         index = self._directory_entry.get(self._directories[path])
         return self._mtime_ns if index is None else self._mtimes_ns(np.array([index], np.int64))[0]
+
+    def _identities(self, index: Integers) -> list[int]:
+        """Offset and checksum of each entry in one number."""
+        crcs = self._raw.u32[self._offsets[index].astype(np.int64) + 16].tolist()
+        return [offset << 32 | crc for offset, crc in zip(self._offsets_of_headers(index).tolist(), crcs, strict=True)]
 
     def _sizes(self, index: Integers) -> list[int]:
         raw = self._raw

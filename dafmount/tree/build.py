@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +17,9 @@ from dafmount.daf.catalog import PropertyKey
 from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
-from dafmount.errors import DafmountError, NotFound
+from dafmount.errors import DafmountError, NotFound, SourceChanged
 from dafmount.shard.grid import make_grid
-from dafmount.source.base import Archive, ByteSource, Entry
+from dafmount.source.base import Archive, ByteSource, Entry, Stamp
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
@@ -71,11 +71,18 @@ class Plain:
         if entry.is_directory:
             below = Plain(self._archive, join(self._path, entry.name), self._style)
             return Directory(entry.name, directory, entry.mtime_ns, below.load)
-        return File(entry.name, directory, entry.size, entry.mtime_ns, self, entry.is_executable)
+        return File(entry.name, directory, entry.size, entry.mtime_ns, self, entry.is_executable, entry.identity)
 
     def open(self, file: File) -> Content:
-        """The bytes of a file of this directory."""
-        return self._archive.open(join(self._path, file.name))
+        """The bytes of a file of this directory; raises SourceChanged where they are others than when it was listed."""
+        path = join(self._path, file.name)
+        source = self._archive.open(path)
+        try:
+            check_unchanged(self._archive, path, file.identity)
+        except BaseException:
+            source.close()
+            raise
+        return source
 
 
 class DafTree:
@@ -86,6 +93,7 @@ class DafTree:
         self.style = style
         self.layout = FilesLayout(archive, root)
         self._is_legacy = style.layout == "1.0"
+        self._axis_identities: dict[str, Hashable] | None = None
 
     def load(self, directory: Directory, entries: Iterable[Entry]) -> dict[str, Node]:
         """The root's children; raises UnsupportedFormat or CorruptDescriptor for its daf.json."""
@@ -96,8 +104,10 @@ class DafTree:
         for entry in entries:
             children[entry.name] = plain.node(entry, directory)
         if version != wanted:
-            self._replace(children, MARKER, directory, Made(compact_json({"version": list(wanted)})))
-        children[METADATA] = File(METADATA, directory, None, self.archive.mtime_ns, MetadataOpener(self, directory))
+            self._replace(children, MARKER, directory, compact_json({"version": list(wanted)}))
+        # Made from everything else, so that it is another one whenever anything is.
+        metadata = MetadataOpener(self, directory)
+        children[METADATA] = File(METADATA, directory, None, self.archive.mtime_ns, metadata, identity=object())
         sections: dict[str, Loader] = {
             "axes": self._load_stored("axes"),
             "scalars": self._load_stored("scalars"),
@@ -133,8 +143,16 @@ class DafTree:
         mtime_ns = present.mtime_ns if isinstance(present, Directory) else self.archive.mtime_ns
         children[name] = Directory(name, directory, mtime_ns, loader)
 
-    def _replace(self, children: dict[str, Node], name: str, directory: Directory, opener: Made) -> None:
-        children[name] = File(name, directory, opener.size, children[name].mtime_ns, opener)
+    def shape_identity(self, axes: tuple[str, ...]) -> tuple[Hashable, ...]:
+        """What the shape of a property depends on beside its descriptor: the entries of the files of its axes."""
+        if self._axis_identities is None:
+            self._axis_identities = {
+                entry.name: (entry.size, entry.identity or entry.mtime_ns) for entry in self._entries("axes")
+            }
+        return tuple(self._axis_identities.get(f"{axis}.txt") for axis in axes)
+
+    def _replace(self, children: dict[str, Node], name: str, directory: Directory, data: bytes) -> None:
+        children[name] = File(name, directory, len(data), children[name].mtime_ns, Made(data), identity=data)
 
     def _load_stored(self, path: str) -> Loader:
         plain = Plain(self.archive, self.layout.path(path), self.style)
@@ -210,8 +228,9 @@ class PropertyDirectory:
             component = packed.get(name)
             if component is not None:
                 shown = component.flat_name
-                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"))
-                flat[shown] = File(shown, directory, opener.size_if_cheap(), entry.mtime_ns, opener)
+                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"), entry.identity)
+                size, identity = opener.size_if_cheap(), opener.identity(self._axes)
+                flat[shown] = File(shown, directory, size, entry.mtime_ns, opener, identity=identity)
                 if tree.style.shards:
                     children[name] = plain.node(entry, directory)
                 else:
@@ -220,7 +239,9 @@ class PropertyDirectory:
                 is_packed = name.removesuffix(".json") in flat_of_packed
                 as_stored = not is_packed and tree.style.layout != "1.0"
                 size = entry.size if as_stored else None
-                children[name] = File(name, directory, size, entry.mtime_ns, rewritten if is_packed else stored)
+                opener_of_json = rewritten if is_packed else stored
+                identity = known(entry.identity, is_packed)
+                children[name] = File(name, directory, size, entry.mtime_ns, opener_of_json, identity=identity)
             else:
                 children[name] = plain.node(entry, directory)
         children.update(flat)
@@ -232,11 +253,6 @@ class Made:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return len(self._data)
 
     def open(self, file: File) -> Content:
         """The bytes."""
@@ -256,8 +272,12 @@ class DescriptorOpener:
         return PropertyKey(self._axes, file.name.removesuffix(".json"))
 
     def open(self, file: File) -> Content:
-        """The descriptor as shown; raises CorruptDescriptor or UnsupportedFormat."""
-        return Literal(self._tree.shown_descriptor(self.key(file), is_packed=self._is_packed))
+        """The descriptor as shown; raises CorruptDescriptor or UnsupportedFormat, or SourceChanged as `Plain.open`."""
+        key = self.key(file)
+        shown = self._tree.shown_descriptor(key, is_packed=self._is_packed)
+        if isinstance(file.identity, tuple):
+            check_unchanged(self._tree.archive, self._tree.layout.path(key.path + ".json"), file.identity[0])
+        return Literal(shown)
 
 
 class MetadataOpener:
@@ -280,6 +300,8 @@ class MetadataOpener:
             try:
                 content = descriptor.opener.open(descriptor)
                 yield key.path, minify(bytes(content.read(0, content.size)))
+            except SourceChanged:
+                raise
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
 
@@ -287,10 +309,15 @@ class MetadataOpener:
 class PackedOpener:
     """The flat form of one shard."""
 
-    def __init__(self, tree: DafTree, packed: PackedComponent, path: str) -> None:
+    def __init__(self, tree: DafTree, packed: PackedComponent, path: str, stored: Hashable) -> None:
         self._tree = tree
         self._packed = packed
         self._path = path
+        self._stored = stored
+
+    def identity(self, axes: tuple[str, ...]) -> Hashable:
+        """What its bytes depend on: the shard, its descriptor, and the axes."""
+        return known(self._stored, self._packed.component, self._tree.shape_identity(axes))
 
     def size_if_cheap(self) -> int | None:
         """Bytes of a numeric component, from its shape; None for strings, or where the shape cannot be told."""
@@ -302,10 +329,11 @@ class PackedOpener:
             return None
 
     def open(self, file: File) -> Content:
-        """The flat bytes; raises what the descriptor and the archive let expect."""
+        """The flat bytes; raises what the descriptor and the archive let expect, or SourceChanged as `Plain.open`."""
         source = self._tree.archive.open(self._path)
         try:
-            return self._open(source, file.number)
+            check_unchanged(self._tree.archive, self._path, self._stored)
+            return self._open(source, file.serial)
         except BaseException:
             source.close()
             raise
@@ -323,6 +351,17 @@ class PackedOpener:
         if width is None:
             return PackedText(grid, reader, style.cache, number)
         return PackedNumbers(grid, reader, style.cache, number)
+
+
+def known(identity: Hashable, *more: Hashable) -> Hashable:
+    """An identity with more in it; None stays None."""
+    return None if identity is None else (identity, *more)
+
+
+def check_unchanged(archive: Archive, path: str, identity: Hashable) -> None:
+    """Raises SourceChanged where an entry with a state of its own is not as it was when its directory was listed."""
+    if isinstance(identity, Stamp) and archive.stamp(path) != identity:
+        raise SourceChanged(f"{archive.name}: {path}: changed since its directory was listed")
 
 
 def _directories(node: Node) -> Iterator[Directory]:

@@ -2,7 +2,8 @@
 
 Owns names, inode numbers, sizes and times, and which contents are open. Must not know FUSE nor what a Daf is.
 Children of a directory are made when first asked for, by its loader; two threads that ask at once may both load, and
-one result is kept.
+one result is kept. A file never changes: what stands behind a name is replaced by another file with another number, and
+the old one is retired.
 
 An inode number is a hash of the path, so that it stays the same from mount to mount.
 """
@@ -13,12 +14,18 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from itertools import count
 from typing import Protocol, TypeAlias
 
+from dafmount.errors import SourceChanged
 from dafmount.tree.content import Content
 
 ROOT_NUMBER = 1
+
+_serials = count(1)
+_graft = threading.Lock()
+"""Held while children take their place, so that none that an old loader made does so after a new one was set."""
 
 
 class Opener(Protocol):
@@ -29,9 +36,14 @@ class Opener(Protocol):
 
 
 class File:
-    """A regular file. `size` is None until something asks for it that is worth the answer; see `exact_size`."""
+    """A regular file. `size` is None until something asks for it that is worth the answer; see `exact_size`.
 
-    __slots__ = ("is_executable", "lookups", "mtime_ns", "name", "number", "opener", "parent", "size")
+    `identity` tells two states of what has this name apart: equal ones, other than None, mean unchanged bytes.
+    """
+
+    __slots__ = (
+        "_serial", "identity", "is_executable", "lookups", "mtime_ns", "name", "number", "opener", "parent", "size",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +53,7 @@ class File:
         mtime_ns: int,
         opener: Opener,
         is_executable: bool = False,
+        identity: Hashable = None,
     ) -> None:
         self.name = name
         self.parent = parent
@@ -48,25 +61,57 @@ class File:
         self.mtime_ns = mtime_ns
         self.opener = opener
         self.is_executable = is_executable
+        self.identity = identity
         self.number = 0
         self.lookups = 0
+        self._serial = 0
 
     @property
     def path(self) -> str:
         """The path below the mount's root."""
         return join(self.parent.path, self.name)
 
+    @property
+    def serial(self) -> int:
+        """A number that no other file ever has, whatever its name: decoded chunks are kept under it."""
+        if not self._serial:
+            self._serial = next(_serials)
+        return self._serial
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether something else, or nothing, stands behind its name by now."""
+        return self.opener is _RETIRED
+
+    def retire(self) -> None:
+        """From now on it is not opened any more; contents that are open stay so."""
+        self.opener = _RETIRED
+
+
+class _Retired:
+    def open(self, file: File) -> Content:
+        raise SourceChanged("replaced or removed since it was looked up")
+
+
+_RETIRED = _Retired()
+
 
 class Directory:
-    """A directory whose children are loaded on first access."""
+    """A directory whose children are loaded on first access.
 
-    __slots__ = ("_children", "loader", "lookups", "mtime_ns", "name", "number", "parent")
+    `unit` is whoever follows the changes of everything below, where that is not who follows those of the parent.
+    """
 
-    def __init__(self, name: str, parent: Directory | None, mtime_ns: int, loader: Loader) -> None:
+    __slots__ = ("_children", "loader", "lookups", "mtime_ns", "name", "number", "parent", "unit")
+
+    def __init__(
+        self, name: str, parent: Directory | None, mtime_ns: int, loader: Loader, unit: object | None = None
+    ) -> None:
         self.name = name
         self.parent = parent
         self.mtime_ns = mtime_ns
         self.loader = loader
+        self.unit = unit
         self.number = ROOT_NUMBER if parent is None else 0
         self.lookups = 0
         self._children: dict[str, Node] | None = None
@@ -83,12 +128,34 @@ class Directory:
 
     def children(self) -> Mapping[str, Node]:
         """Name -> node; the first call may block and raise what the loader raises."""
-        if self._children is None:
-            children = self.loader(self)
-            # Whoever was first has perhaps shown its nodes to the kernel already.
-            if self._children is None:
-                self._children = children
-        return self._children
+        children = self._children
+        while children is None:
+            loader = self.loader
+            loaded = loader(self)
+            with _graft:
+                # Whoever was first has perhaps shown its nodes to the kernel already.
+                if self._children is None and self.loader is loader:
+                    self._children = loaded
+                children = self._children
+        return children
+
+    def loaded(self) -> Mapping[str, Node]:
+        """The children that are here now; none where they were not asked for yet."""
+        return self._children or {}
+
+    def graft(self, loader: Loader, children: dict[str, Node] | None) -> None:
+        """Another loader, and what it made; None where it is to be asked when somebody looks."""
+        with _graft:
+            self.loader = loader
+            self._children = children
+
+    def graft_loader(self, loader: Loader) -> bool:
+        """Another loader for a directory that nobody has looked into; False, and nothing done, where somebody has."""
+        with _graft:
+            if self._children is not None:
+                return False
+            self.loader = loader
+            return True
 
 
 Node: TypeAlias = File | Directory
@@ -191,7 +258,10 @@ class OpenContents:
                 self._used[file.number] = (content, users - 1)
                 return
             del self._used[file.number]
-            self._idle[file.number] = content
+            if file.is_retired:
+                surplus.append(content)
+            else:
+                self._idle[file.number] = content
             while len(self._idle) > self._idle_limit:
                 surplus.append(self._idle.popitem(last=False)[1])
         for content in surplus:
@@ -203,6 +273,14 @@ class OpenContents:
             content = self._idle.pop(file.number, None)
         if content is not None:
             content.close()
+
+    def spoil(self, file: File) -> None:
+        """Reads of this file, open or not, fail from now on: what it was read from is another."""
+        with self._lock:
+            used = self._used.get(file.number)
+            if used is not None:
+                self._used[file.number] = (Spoiled(used[0]), used[1])
+        self.forget(file)
 
     def close(self) -> None:
         """Close everything."""
@@ -236,3 +314,27 @@ class OpenContents:
         if idle is not None:
             self._used[number] = (idle, 1)
         return idle
+
+
+class Spoiled:
+    """The content of a file that is open while its archive was replaced."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    @property
+    def size(self) -> int:
+        """What it was."""
+        return self._content.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises SourceChanged."""
+        raise SourceChanged("the archive was replaced while the file was open")
+
+    def read_nowait(self, offset: int, length: int) -> bytes | None:
+        """Raises SourceChanged."""
+        return self.read(offset, length)
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._content.close()

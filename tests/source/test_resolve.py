@@ -55,7 +55,9 @@ def test_a_relative_source_stays_readable_after_a_change_of_directory(
 
 
 def test_a_directory_that_is_no_daf(open_source: Resolve, tmp_path: Path) -> None:
-    with pytest.raises(NotADaf, match=r"not a Daf: the directory has no daf\.json$"):
+    (tmp_path / "between").mkdir()
+    (tmp_path / "x.zip").write_bytes(b"x")
+    with pytest.raises(NotADaf, match=r"not a Daf: the directory has no daf\.json, nor are there data sets below it$"):
         open_source(tmp_path)
 
 
