@@ -1,8 +1,8 @@
 """Following sources that change: when to look, applying what is found, and telling the kernel.
 
 The kernel remembers names, attributes and bytes for long, so that what it remembers is never asked for again: somebody
-has to look without being asked, and to tell it. Looking and telling block and run in worker threads; the tree is changed
-in the event loop's thread. Telling must not happen within a handler: it waits for requests that are under way.
+has to look without being asked, and to tell it. Looking and telling block and run in worker threads; the tree is
+changed in the event loop's thread. Telling must not happen within a handler: it waits for requests that are under way.
 """
 
 from __future__ import annotations

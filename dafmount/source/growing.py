@@ -1,7 +1,7 @@
 """A local file that holds a ZIP archive to which others may append while it is read.
 
-Owns the judgement whether a file that was written to still holds what was opened. Threads may share it; they may judge the
-same twice.
+Owns the judgement whether a file that was written to still holds what was opened. Threads may share it; they may judge
+the same twice.
 
 Writers append in one of two ways. DataAxesFormats.jl first writes the new directory past the end, then the entry over
 the old one, and fills in the checksum last; Info-ZIP and Python write the entry over the old directory, and a new one
@@ -123,8 +123,8 @@ class GrowingFile:
     def _has_header(self, record: Record | None) -> bool:
         """Whether the entry still begins as its directory says, with the same checksum.
 
-        While somebody appends there may be no directory at all. An entry of the same name and checksum at the same place
-        is the same entry.
+        While somebody appends there may be no directory at all. An entry of the same name and checksum at the same
+        place is the same entry.
         """
         if record is None or record.crc == 0:
             return False

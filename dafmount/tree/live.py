@@ -1,7 +1,7 @@
 """The tree of a mount: one data set, an archive of several, or a folder in which there are some.
 
-Owns how things in a folder are told apart and named; a name and what listing it tells decide, nothing is opened. Must not
-know FUSE.
+Owns how things in a folder are told apart and named; a name and what listing it tells decide, nothing is opened. Must
+not know FUSE.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Folder:
         self._units = units
 
     def load(self, archive: Watched, path: str, directory: Directory) -> dict[str, Node]:
-        """A folder's children: directories and archives as directories that are opened when entered, files as they are."""
+        """A folder's children: directories and archives as directories, opened when entered; files as they are."""
         plain = Plain(archive, "", self._style)
         entries = archive.listdir("")
         taken = {entry.name for entry in entries}

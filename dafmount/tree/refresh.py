@@ -1,12 +1,12 @@
-"""Keeping the tree true while sources change: what was opened is compared with what is there, and the difference applied.
+"""Keeping the tree true while sources change: what was read is compared with what is there, the difference applied.
 
-Owns units (the parts of a tree that change as one: an archive, a FilesDaf directory, a folder of archives), which are open,
-and how a new state of a unit takes the place of an old one. Must not know FUSE: what the kernel has to forget is handed out
-as numbers and names. `Unit.load` and `Unit.look` block and may run in any thread; everything else belongs to the one thread
-that hands nodes to the kernel, so that no handler sees a change half done.
+Owns units (the parts of a tree that change as one: an archive, a FilesDaf directory, a folder of archives), which are
+open, and how a new state of a unit takes the place of an old one. Must not know FUSE: what the kernel has to forget is
+handed out as numbers and names. `Unit.load` and `Unit.look` block and may run in any thread; everything else belongs to
+the one thread that hands nodes to the kernel, so that no handler sees a change half done.
 
-Files that stay the same keep their node, number and open contents; one that changed is another node with another number.
-Directories keep theirs as long as there is a directory of the name.
+Files that stay the same keep their node, number and open contents; one that changed is another node with another
+number. Directories keep theirs as long as there is a directory of the name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class State(Protocol):
         """Whether the source still is in this state; blocks. Raises NotFound where it is gone."""
 
     def keeps_files_of(self, older: State) -> bool:
-        """Whether this came about from `older` without replacing the whole; then files that look the same are the same."""
+        """Whether this came about from `older` without replacing the whole, so that files that look the same are."""
 
     def check_complete(self, older: State) -> None:
         """Raises Corrupt where a writer has not finished yet what it adds to `older`; blocks."""
