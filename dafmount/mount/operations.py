@@ -134,7 +134,7 @@ class Operations(pyfuse3.Operations):
         if isinstance(node, File) and node.size is None:
             await self._measure(node)
             if node.is_retired:  # meanwhile; the kernel must not learn of it any more
-                raise SourceChanged("replaced while it was looked up")
+                raise FUSEError(errno.ESTALE)
         return self._remembered(node)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -211,6 +211,8 @@ class Operations(pyfuse3.Operations):
             # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
             if self.following is not None:
                 await self.following.settle()
+            if file.is_retired:
+                raise FUSEError(errno.ESTALE) from None
             raise
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:

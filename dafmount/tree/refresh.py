@@ -409,7 +409,7 @@ class Unit:
     def _gone(self, state: State, error: NotFound) -> Plan:
         # In a folder things come and go.
         level = logging.WARNING if self.directory.parent is None else logging.INFO
-        log.log(level, "%s: gone, and so is what was shown of it: %s", self.name, error)
+        log.log(level, "%s; nothing of it is shown until it is back", error)
         self._is_well()
         plan = Plan(self, state, None, is_spoiled=False)
         plan.lose(self.directory, self.load)
