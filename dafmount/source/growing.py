@@ -72,8 +72,6 @@ class GrowingFile:
         try:
             return self._file.read_nowait(offset, length)
         except SourceChanged:
-            if self._refused is not None:
-                raise
             return None
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -91,8 +89,10 @@ class GrowingFile:
     def _read_after_change(self, offset: int, length: int, error: SourceChanged) -> bytes:
         """The bytes, if the file still holds them: first read, then judged, so that no change comes between."""
         directory = self._directory
-        if directory is None or self._refused is not None:
+        if directory is None:
             raise error
+        if self._refused is not None:
+            raise SourceChanged(self._refused) from error
         data = self._file.read_anyway(offset, length)
         now = self._file.present()
         verdict = self._judge(directory)

@@ -39,6 +39,11 @@ def test_a_comma_in_a_value_is_escaped() -> None:
     assert (options.spool, options.shards, options.fsname) == (Path("/a,b"), True, "x")
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("0.0", 0), ("0.25", 0.25), ("60", 60)])
+def test_refreshing_can_be_slow_quick_or_off(text: str, seconds: float) -> None:
+    assert parse_options([f"refresh={text}"], {}).refresh_s == seconds
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -48,6 +53,8 @@ def test_a_comma_in_a_value_is_escaped() -> None:
         ("layout=2.0", "one of 1.1, 1.0"),
         ("verify=maybe", "one of off, auto, all"),
         ("timeout=0", "number of seconds"),
+        ("refresh=often", "number of seconds"),
+        ("refresh=-1", "number of seconds"),
         ("uid=root", "whole number"),
         ("umask=9", "octal"),
         ("rw", "read-only"),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,8 @@ def is_stale(file: int) -> bool:
     try:
         read_whole(file)
     except OSError as error:
-        assert error.errno == errno.ESTALE
+        if error.errno != errno.ESTALE:
+            raise
         return True
     return False
 
@@ -83,7 +84,8 @@ def bytes_or_none(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        assert error.errno in (errno.ENOENT, errno.ESTALE), error
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return None
 
 
@@ -98,20 +100,20 @@ def replace(path: Path, data: bytes) -> None:
     other.replace(path)
 
 
-class Follower:
-    """Another process that maps a file, or does something else with it, and answers a line for each it is told."""
+class Mapping:
+    """Another process that has mapped a file and tells its bytes."""
 
-    MAP = """
+    PROGRAM = """
 import mmap, sys
 with open(sys.argv[1], "rb") as stream:
     data = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
 for line in sys.stdin:
-    print(hash(bytes(data)) if line == "all\\n" else data[int(line)], flush=True)
+    print(data[int(line)], flush=True)
 """
 
     def __init__(self, path: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", self.MAP, path],
+            [sys.executable, "-c", self.PROGRAM, path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
 
@@ -135,13 +137,13 @@ for line in sys.stdin:
 
 
 @contextlib.contextmanager
-def mapped(path: Path) -> Iterator[Follower]:
-    follower = Follower(path)
+def mapped(path: Path) -> Iterator[Mapping]:
+    mapping = Mapping(path)
     try:
-        yield follower
+        yield mapping
     finally:
-        follower.process.kill()
-        follower.process.wait()
+        mapping.process.kill()
+        mapping.process.wait()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ def test_without_refresh_nothing_changes(archive: Path, mounted: Mounted) -> Non
     with mounted(archive, "-o", "refresh=0") as shown:
         names = os.listdir(shown / "vectors/cell")
         append(archive, f"{NEW}.txt", NEW_TEXT)
-        with mounted(archive, *QUICK) as other:  # by the time this has mounted and looked twice, the first one would have
+        with mounted(archive, *QUICK) as other:  # until this one has mounted and looked, the first one would have
             append(archive, f"{NEW}.json", NEW_JSON)
             becomes(other / f"{NEW}.json", NEW_JSON)
         assert os.listdir(shown / "vectors/cell") == names
@@ -417,13 +419,9 @@ def test_readers_see_old_or_new_bytes_while_a_property_changes_all_the_time(file
     states = [bytes([value]) * (100_000 + value) for value in range(40)]
     (files / name).write_bytes(states[0])
 
-    def changes() -> Iterator[Callable[[], None]]:
-        for state in states[1:]:
-            yield lambda state=state: replace(files / name, state)
-
     with mounted(files, "-o", "refresh=0.02") as shown:
-        for change in changes():
-            change()
+        for state in states[1:]:
+            replace(files / name, state)
             for _ in range(10):
                 found = bytes_or_none(shown / name)
                 assert found is None or found in states
