@@ -59,6 +59,9 @@ class State(Protocol):
     def check_complete(self, older: State) -> None:
         """Raises Corrupt where a writer has not finished yet what it adds to `older`; blocks."""
 
+    def may_be_under_way(self) -> bool:
+        """Whether a source that cannot be read now is perhaps just being appended to, however long that takes."""
+
     def close(self) -> None:
         """Let go of descriptors; what was opened from it ends with SourceUnavailable."""
 
@@ -104,6 +107,10 @@ class ArchiveState:
         unfinished = archives[0].unfinished_since(archives[1]) if archives is not None else None
         if unfinished is not None:
             raise Corrupt(f"{self._archive.name}: {unfinished}: the entry is not completely written")
+
+    def may_be_under_way(self) -> bool:
+        """See State: as long as it is the same file."""
+        return self._stamp is None or self._archive.stamp().identity == self._stamp.identity
 
     def close(self) -> None:
         """See State."""
@@ -157,6 +164,10 @@ class DirectoryState:
 
     def check_complete(self, older: State) -> None:
         """See State: whoever writes a file changes its stamp again."""
+
+    def may_be_under_way(self) -> bool:
+        """See State."""
+        return False
 
     def close(self) -> None:
         """See State."""
@@ -319,8 +330,8 @@ class Unit:
         self._state: State | None = None
         self._seen_s = 0.0
         self._is_overtaken = False
-        self._trouble: tuple[float, str] | None = None
-        """Since when the source cannot be read as it is now, and why."""
+        self._trouble_since_s: float | None = None
+        """Since when the source cannot be read as it is now, by the monotonic clock."""
         self._is_reported = False
 
     def __eq__(self, other: object) -> bool:
@@ -372,8 +383,7 @@ class Unit:
         except NotFound as error:
             return self._gone(state, error)
         except (DafmountError, OSError) as error:
-            self._is_troubled(error)
-            return None
+            return self._troubled(state, error)
         self._is_well()
         return plan
 
@@ -410,25 +420,40 @@ class Unit:
         # In a folder things come and go.
         level = logging.WARNING if self.directory.parent is None else logging.INFO
         log.log(level, "%s; nothing of it is shown until it is back", error)
-        self._is_well()
+        return self._lost(state)
+
+    def _lost(self, state: State) -> Plan:
+        self._trouble_since_s = None
+        self._is_reported = False
         plan = Plan(self, state, None, is_spoiled=False)
         plan.lose(self.directory, self.load)
         return plan
 
     def _lasts(self) -> bool:
-        return self._trouble is not None and time.monotonic() - self._trouble[0] > LASTING_S
+        return self._trouble_since_s is not None and time.monotonic() - self._trouble_since_s > LASTING_S
 
-    def _is_troubled(self, error: Exception) -> None:
-        if self._trouble is None:
-            self._trouble = (time.monotonic(), str(error))
-        elif self._lasts() and not self._is_reported:
-            self._is_reported = True
-            log.warning("%s: changed, but cannot be read; shown as it was before: %s", self.name, error)
+    def _troubled(self, state: State, error: Exception) -> Plan | None:
+        """Show the old state for a while, or as long as somebody may be writing; else whoever looks gets the error."""
+        if self._trouble_since_s is None:
+            self._trouble_since_s = time.monotonic()
+        if not self._lasts():
+            return None
+        try:
+            is_under_way = state.may_be_under_way()
+        except (DafmountError, OSError):
+            return None
+        if is_under_way:
+            if not self._is_reported:
+                self._is_reported = True
+                log.warning("shown as it was before, for what it is now cannot be read: %s", error)
+            return None
+        log.warning("not shown any more, for what it is now cannot be read: %s", error)
+        return self._lost(state)
 
     def _is_well(self) -> None:
         if self._is_reported:
             log.info("%s: can be read again", self.name)
-        self._trouble = None
+        self._trouble_since_s = None
         self._is_reported = False
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dafmount.errors import NotFound, SourceChanged
+from dafmount.errors import NotADaf, NotFound, SourceChanged
 from dafmount.source.resolve import Resolved, resolve
 from dafmount.source.spool import Spool
 from dafmount.tree import refresh
@@ -205,6 +205,26 @@ def test_what_cannot_be_read_is_logged_once_when_it_lasts(
     archive.write_bytes(data)
     tree.look()
     assert tree.names("vectors/cell") == names
+
+
+def test_a_broken_archive_that_took_the_place_of_a_good_one_is_an_error_when_it_lasts(
+    archive: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = Tree(archive, spool)
+    truth = tree.read(F64)
+    archive.rename(archive.with_name("away"))
+    archive.write_bytes(b"no archive")
+    assert tree.look() == NOTHING
+    assert tree.read(F64) == truth
+    monkeypatch.setattr(refresh, "LASTING_S", -1)
+    assert {name for _, name in tree.look().names} >= {"vectors", "axes"}
+    for _ in range(2):
+        with pytest.raises(NotADaf):
+            tree.live.root.children()
+        assert tree.look() == NOTHING
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    archive.with_name("away").rename(archive)
+    assert tree.read(F64) == truth
 
 
 def test_a_source_that_is_gone_is_opened_anew_once_it_is_back(
