@@ -132,6 +132,7 @@ class DirectoryState:
         """Without `load_folder` only a FilesDaf will do. Raises NotFound, or the OSError."""
         self._path = path
         self._archive = Watched(LocalDirectory(path), remembers_listings=True)
+        self._identity = self._archive.stamp().identity
         self._style = style
         self._load_folder = load_folder
 
@@ -155,8 +156,8 @@ class DirectoryState:
         return Plain(self._archive, "", self._style).load(directory)
 
     def is_current(self) -> bool:
-        """See State."""
-        return self._archive.lists_the_same()
+        """See State; the path may lead to another directory by now."""
+        return self._archive.stamp().identity == self._identity and self._archive.lists_the_same()
 
     def keeps_files_of(self, older: State) -> bool:
         """See State: what of a file changes is in its own stamp."""

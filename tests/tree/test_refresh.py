@@ -174,6 +174,23 @@ def test_decoded_chunks_of_an_old_file_are_not_given_for_a_new_one(files: Path, 
     assert tree.read(F64) == truth != old
 
 
+def test_a_link_that_leads_elsewhere_by_now_is_followed(files: Path, corpus: Path, spool: Spool) -> None:
+    link = files.with_name("current.daf")
+    link.symlink_to(files.name)
+    tree = Tree(link, spool)
+    old, genes = tree.read(F64), tree.file("vectors/gene/mean.data")
+    other = Path(shutil.copytree(corpus / "dafr" / "flat.daf", files.with_name("y.daf"), copy_function=shutil.copyfile))
+    (other / F64).write_bytes(old[::-1])
+    other_link = files.with_name("other")
+    other_link.symlink_to(other.name)
+    os.replace(other_link, link)
+    tree.look()
+    assert tree.read(F64) == old[::-1]
+    assert tree.file("vectors/gene/mean.data") is not genes
+    shutil.rmtree(files)
+    assert tree.look() == NOTHING
+
+
 def test_an_unfinished_entry_waits_but_not_for_ever(
     archive: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
