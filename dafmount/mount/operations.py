@@ -198,15 +198,18 @@ class Operations(pyfuse3.Operations):
         if flags & WRITE_FLAGS:
             raise FUSEError(errno.EROFS)
         file = self._file(inode)
-        if file.is_retired or self.contents.acquire_open(file) is None:
-            await self._acquire(file)
+        if file.is_retired:  # the kernel looks the path up again when it is told so
+            raise FUSEError(errno.ESTALE)
+        if self.contents.acquire_open(file) is None:
+            await self._opened(file, lambda: self.contents.acquire(file))
         if file.size is None:
             await self._measure(file)
         return FileInfo(fh=FileHandleT(self._new_handle(self._files, file)), keep_cache=True)
 
-    async def _acquire(self, file: File) -> None:
+    async def _opened(self, file: File, call: Callable[[], object]) -> None:
+        """Run a call that opens the file."""
         try:
-            await self._offload.run(lambda: self.contents.acquire(file), file.path)
+            await self._offload.run(call, file.path)
         except SourceChanged:
             # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
             if self.following is not None:
@@ -299,7 +302,7 @@ class Operations(pyfuse3.Operations):
 
     async def _measure(self, file: File) -> None:
         self.nodes.number(file)
-        await self._offload.run(lambda: self.contents.exact_size(file), file.path)
+        await self._opened(file, lambda: self.contents.exact_size(file))
 
     def _remembered(self, node: Node) -> EntryAttributes:
         self.nodes.remember(node)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mounts import Mounted, run_dafmount, servers, wait_until
+from zip_append import append
 
 pytestmark = pytest.mark.fuse
 
@@ -164,6 +167,45 @@ def test_listing_opens_nothing(tmp_path: Path, mounted: Mounted) -> None:
     with mounted(tmp_path) as shown:
         assert len(os.listdir(shown)) == 6_000
         assert all(entry.is_dir() and entry.stat().st_ino for entry in os.scandir(shown))
+
+
+@pytest.fixture
+def sleepy(lab: Path, tmp_path: Path) -> Iterator[int]:
+    """A file system in the folder, `inner/stuck/slow.daf.zip` in it; gives its server, which a test may stop."""
+    slow, source = tiny(tmp_path / "slow.daf.zip"), tmp_path / "inner.dafs.zip"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("one/daf.json", '{"version":[1,1]}')
+        archive.write(slow, "stuck/slow.daf.zip")
+    mountpoint = lab / "inner"
+    mountpoint.mkdir()
+    assert run_dafmount(source, mountpoint).returncode == 0
+    (server,) = servers(mountpoint)
+    try:
+        yield server
+    finally:
+        os.kill(server, signal.SIGCONT)
+        assert run_dafmount("--unmount", mountpoint).returncode == 0
+
+
+def test_an_archive_that_does_not_answer_holds_up_nobody(
+    lab: Path, corpus: Path, sleepy: int, mounted: Mounted
+) -> None:
+    flat = (corpus / "dafr" / "flat.daf" / F64).read_bytes()
+    with mounted(lab, "-o", "refresh=0.1,timeout=1", expect_log=[r"slow\.daf.*no answer within 1 s"]) as shown:
+        assert names(shown / "inner/stuck") == ["slow.daf"]
+        assert names(shown / "2024") == ["deep", "many.dafs", "other.zip"]
+        os.kill(sleepy, signal.SIGSTOP)
+        try:
+            with pytest.raises(OSError, match=os.strerror(errno.ETIMEDOUT)):
+                os.listdir(shown / "inner/stuck/slow.daf")
+            assert (shown / "one.daf" / F64).read_bytes() == flat
+            append(lab / "one.daf.zip", "axes/late.txt", b"late\n")
+            wait_until(lambda: (shown / "one.daf/axes/late.txt").exists(), "an archive that grows being followed")
+            tiny(lab / "2024" / "late.daf.zip")
+            wait_until(lambda: (shown / "2024/late.daf").exists(), "a folder being followed")
+        finally:
+            os.kill(sleepy, signal.SIGCONT)
+        assert (shown / "inner/stuck/slow.daf/axes/cell.txt").read_text() == "a\n"
 
 
 @pytest.mark.parametrize("below", [(), ("a", "a/b"), ("x.zip",)])
