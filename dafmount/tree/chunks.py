@@ -33,8 +33,8 @@ BLOCK_ENTRIES = 512
 MAX_BLOCKS = 64
 """Parsed blocks kept for each open shard; some 15 kB each."""
 
-WINDOW_CHUNKS = 128
-WINDOW_BYTES = 512 << 10
+WINDOW_CHUNKS = BLOCK_ENTRIES
+WINDOW_BYTES = 1 << 20
 """How many chunks, and of how many stored bytes, a sequential reader fetches and checks at once."""
 
 MAX_FETCH_BYTES = 8 << 20
