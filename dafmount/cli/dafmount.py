@@ -158,10 +158,10 @@ def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
     options = command.options
     spool = Spool(options.spool, options.spool_bytes)
 
-    def open_source(source: str) -> Resolved:
-        return resolve(source, spool=spool, verify=options.verify)
+    def open_source(source: str, is_known: bool) -> Resolved:
+        return resolve(source, spool=spool, verify=options.verify, is_known=is_known)
 
-    resolved = open_source(command.source)
+    resolved = open_source(command.source, False)
     style = Style(ChunkCache(options.cache_bytes), options.layout, options.shards, options.verify != "off")
     live = live_tree(resolved, open_source, style)
     live.root.children()  # a version that is not read is an error of the command, not of the first ls

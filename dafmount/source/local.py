@@ -217,12 +217,14 @@ class LocalDirectory:
     directory that holds the link, are left out and logged once. So are sockets, pipes and devices, without the log.
     """
 
-    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Raises NotFound where `path` is no directory, or the OSError."""
+    def __init__(
+        self, path: str | os.PathLike[str], name: str | None = None, *, logged: set[str] | None = None
+    ) -> None:
+        """Raises NotFound where `path` is no directory, or the OSError. `logged` are links that need no log line."""
         self._path = os.path.abspath(os.fspath(path))
         self._root = os.path.realpath(self._path)
         self._name = os.fspath(path) if name is None else name
-        self._logged: set[str] = set()
+        self._logged: set[str] = set() if logged is None else logged
         status = self._stat("")
         if not stat.S_ISDIR(status.st_mode):
             raise NotFound(f"{shown(self._name)}: not a directory")

@@ -50,8 +50,8 @@ class Resolved:
     """The state, before it was opened, of an archive that is one local file."""
 
 
-def resolve(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
-    """Opens `source`.
+def resolve(source: str, *, spool: Spool, verify: str = "auto", is_known: bool = False) -> Resolved:
+    """Opens `source`; where it `is_known`, without logging again what is odd about it.
 
     Raises NotFound, GroupNotFound, NotADaf, EmptyFile, CorruptArchive, UnsupportedFormat, UsageError or the OSError. An
     existing path is taken as it is, even where it contains `#/`.
@@ -71,7 +71,7 @@ def resolve(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
         raise NotADaf(f"{shown(path)}: neither a directory nor a regular file")
     if group is not None and path.endswith(".daf.zip"):
         raise _no_groups(path)
-    return _zip(path, group, spool, verify, stamp_of(status))
+    return _zip(path, group, spool, verify, stamp_of(status), is_known)
 
 
 def daf_roots(archive: ZipArchive) -> list[str]:
@@ -157,9 +157,9 @@ def _holds_data_sets(archive: Archive) -> bool:
     return False
 
 
-def _zip(path: str, group: str | None, spool: Spool, verify: str, stamp: Stamp) -> Resolved:
+def _zip(path: str, group: str | None, spool: Spool, verify: str, stamp: Stamp, is_known: bool) -> Resolved:
     file = GrowingFile(path, path)
-    archive = ZipArchive(file, path, file.mtime_ns, spool, verify=verify, on_directory=file.trust)
+    archive = ZipArchive(file, path, file.mtime_ns, spool, verify=verify, on_directory=file.trust, is_known=is_known)
     try:
         root, is_daf = _root(path, group, daf_roots(archive))
     except Exception:

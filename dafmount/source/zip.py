@@ -81,10 +81,12 @@ class ZipArchive:
         *,
         verify: str = "auto",
         on_directory: Callable[[ZipDirectory], None] | None = None,
+        is_known: bool = False,
     ) -> None:
         """Reads the directory; raises as `read_directory` does. The archive closes `source`, also when this fails.
 
-        `verify` is one of `VERIFY`. `on_directory` hears of the directory before anything else is read.
+        `verify` is one of `VERIFY`. `on_directory` hears of the directory before anything else is read. Of an archive
+        that `is_known` nothing is logged.
         """
         if verify not in VERIFY:
             raise UsageError(f"verify={verify}: expected one of {', '.join(VERIFY)}")
@@ -108,7 +110,8 @@ class ZipArchive:
         except Exception:
             source.close()
             raise
-        self._directory.log_left_out()
+        if not is_known:
+            self._directory.log_left_out()
 
     @property
     def name(self) -> str:

@@ -7,14 +7,14 @@ not know FUSE.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dafmount.source.base import Entry
 from dafmount.source.local import LocalDirectory
 from dafmount.source.resolve import ARCHIVE_SUFFIXES, Resolved
 from dafmount.tree.build import Plain, Style
 from dafmount.tree.nodes import Directory, Node
-from dafmount.tree.refresh import ArchiveState, DirectoryState, State, Unit, Units
+from dafmount.tree.refresh import ArchiveState, DirectoryState, FolderLoader, StateOpener, Unit, Units
 from dafmount.tree.watched import Watched
 
 
@@ -25,7 +25,11 @@ class Live(NamedTuple):
     units: Units
 
 
-def live_tree(resolved: Resolved, resolve: Callable[[str], Resolved], style: Style) -> Live:
+Resolver: TypeAlias = Callable[[str, bool], Resolved]
+"""Resolves a source; told whether it is known, see `dafmount.source.resolve`."""
+
+
+def live_tree(resolved: Resolved, resolve: Resolver, style: Style) -> Live:
     """The tree of a source that was resolved; `resolve` does that again, also with archives in a folder."""
     units = Units()
     root = Directory("", None, resolved.archive.mtime_ns, _unset)
@@ -33,14 +37,11 @@ def live_tree(resolved: Resolved, resolve: Callable[[str], Resolved], style: Sty
     if isinstance(resolved.archive, LocalDirectory):
         folder = None if resolved.is_daf else Folder(resolve, style, units)
         load_folder = folder.load if folder is not None else None
-
-        def open_directory() -> State:
-            return DirectoryState(source, style, load_folder)
-
+        open_directory = _directory_opener(source, style, load_folder)
         unit = Unit(root, source, open_directory, units, source)
-        unit.start(open_directory())
+        unit.start(open_directory(False))
     else:
-        unit = Unit(root, source, lambda: ArchiveState(resolve(source), style), units, source)
+        unit = Unit(root, source, _archive_opener(source, style, resolve), units, source)
         unit.start(ArchiveState(resolved, style))
     root.loader, root.unit = unit.load, unit
     return Live(root, units)
@@ -49,7 +50,7 @@ def live_tree(resolved: Resolved, resolve: Callable[[str], Resolved], style: Sty
 class Folder:
     """Directories that are no data sets but may hold some, and archives among their files."""
 
-    def __init__(self, resolve: Callable[[str], Resolved], style: Style, units: Units) -> None:
+    def __init__(self, resolve: Resolver, style: Style, units: Units) -> None:
         self._resolve = resolve
         self._style = style
         self._units = units
@@ -74,18 +75,27 @@ class Folder:
         return children
 
     def _directory(self, entry: Entry, name: str, parent: Directory, path: str) -> Directory:
-        return self._unit(entry, name, parent, path, lambda: DirectoryState(path, self._style, self.load))
+        return self._unit(entry, name, parent, path, _directory_opener(path, self._style, self.load))
 
     def _archive(self, entry: Entry, name: str, parent: Directory, path: str) -> Directory:
-        return self._unit(entry, name, parent, path, lambda: ArchiveState(self._resolve(path), self._style))
+        return self._unit(entry, name, parent, path, _archive_opener(path, self._style, self._resolve))
 
     def _unit(
-        self, entry: Entry, name: str, parent: Directory, path: str, open_state: Callable[[], State]
+        self, entry: Entry, name: str, parent: Directory, path: str, open_state: StateOpener
     ) -> Directory:
         node = Directory(name, parent, entry.mtime_ns, _unset)
         unit = Unit(node, (path, entry.is_directory), open_state, self._units, path)
         node.loader, node.unit = unit.load, unit
         return node
+
+
+def _directory_opener(path: str, style: Style, load_folder: FolderLoader | None) -> StateOpener:
+    logged: set[str] = set()
+    return lambda is_known: DirectoryState(path, style, load_folder, logged)
+
+
+def _archive_opener(path: str, style: Style, resolve: Resolver) -> StateOpener:
+    return lambda is_known: ArchiveState(resolve(path, is_known), style)
 
 
 def _unset(directory: Directory) -> dict[str, Node]:

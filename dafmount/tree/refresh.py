@@ -128,10 +128,13 @@ class ArchiveState:
 class DirectoryState:
     """A local directory whose files change one by one: a FilesDaf, or what `load_folder` makes of one that is none."""
 
-    def __init__(self, path: str, style: Style, load_folder: FolderLoader | None) -> None:
-        """Without `load_folder` only a FilesDaf will do. Raises NotFound, or the OSError."""
+    def __init__(self, path: str, style: Style, load_folder: FolderLoader | None, logged: set[str]) -> None:
+        """Without `load_folder` only a FilesDaf will do. Raises NotFound, or the OSError.
+
+        `logged` are links left out that need no log line any more.
+        """
         self._path = path
-        self._archive = Watched(LocalDirectory(path), remembers_listings=True)
+        self._archive = Watched(LocalDirectory(path, logged=logged), remembers_listings=True)
         self._identity = self._archive.stamp().identity
         self._style = style
         self._load_folder = load_folder
@@ -174,6 +177,9 @@ class DirectoryState:
         """See State."""
         self._archive.close()
 
+
+StateOpener: TypeAlias = Callable[[bool], State]
+"""Opens the present state of a source; told whether it is known, so that nothing odd about it is logged again."""
 
 FolderLoader: TypeAlias = Callable[[Watched, str, Directory], dict[str, Node]]
 """Makes the children of a directory that is no Daf, given its archive and its path."""
@@ -319,7 +325,7 @@ class Unit:
     """A part of the tree that changes as one, below `directory`. It is opened when somebody looks into it."""
 
     def __init__(
-        self, directory: Directory, key: Hashable, open_state: Callable[[], State], units: Units, name: str
+        self, directory: Directory, key: Hashable, open_state: StateOpener, units: Units, name: str
     ) -> None:
         """Units with equal keys follow the same source. Messages call the source `name`."""
         self.directory = directory
@@ -359,7 +365,7 @@ class Unit:
         """The children of its directory; raises what opening and reading the source raises."""
         state = self._state
         if state is None:
-            opened = self._open_state()
+            opened = self._open_state(False)
             with self._lock:
                 if self._state is None:
                     self._state = opened
@@ -402,7 +408,7 @@ class Unit:
     def _plan(self, state: State) -> Plan | None:
         if not self._is_overtaken and state.is_current():
             return None
-        newer = self._open_state()
+        newer = self._open_state(True)
         keeps_files = newer.keeps_files_of(state)
         if keeps_files and not self._lasts():
             newer.check_complete(state)

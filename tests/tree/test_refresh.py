@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,11 +29,11 @@ class Tree:
     """A live tree as a mount uses it: what is looked at is known to the kernel."""
 
     def __init__(self, source: Path, spool: Spool) -> None:
-        def open_source(path: str) -> Resolved:
-            return resolve(path, spool=spool)
+        def open_source(path: str, is_known: bool) -> Resolved:
+            return resolve(path, spool=spool, is_known=is_known)
 
         style = Style(ChunkCache(1 << 20))
-        self.live: Live = live_tree(open_source(str(source)), open_source, style)
+        self.live: Live = live_tree(open_source(str(source), False), open_source, style)
         self.nodes = NodeTable(self.live.root)
         self.contents = OpenContents(8)
 
@@ -282,6 +283,25 @@ def test_a_plan_for_a_unit_that_was_closed_does_nothing(archive: Path, spool: Sp
     assert plan is not None
     tree.unit("").close()
     assert plan.apply(tree.contents) == NOTHING
+
+
+def test_what_is_left_out_is_logged_once_however_often_the_source_changes(
+    archive: Path, files: Path, spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with zipfile.ZipFile(archive, "a") as stream:
+        stream.writestr("../outside", b"")
+    (files / "vectors/cell/outside").symlink_to("/etc")
+    for source, change in (
+        (archive, lambda at: append(archive, f"vectors/cell/new{at}.txt", b"")),
+        (files, lambda at: (files / f"vectors/cell/new{at}.txt").touch()),
+    ):
+        caplog.clear()
+        tree = Tree(source, spool)
+        for at in range(3):
+            change(at)
+            assert f"new{at}.txt" in tree.names("vectors/cell") or tree.look()
+            assert f"new{at}.txt" in tree.names("vectors/cell")
+        assert ["left out" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_unit_is_closed_only_when_the_kernel_knows_nothing_of_it(
