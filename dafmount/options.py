@@ -60,7 +60,7 @@ class Options:
     readahead_bytes: int = MIB
     """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
     refresh_s: float = 1.0
-    """How often the source is asked whether it changed (`refresh=`, seconds); 0: never."""
+    """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when opening a file shows it."""
     nonempty: bool = False
     """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
     uid: int | None = None

@@ -238,6 +238,18 @@ def test_a_group_that_is_appended_appears(corpus: Path, tmp_path: Path, mounted:
         assert {"axes", "scalars", "vectors", "matrices", "metadata.json"} < set(os.listdir(shown / "another"))
 
 
+def test_a_mounted_group_follows_its_archive(corpus: Path, tmp_path: Path, mounted: Mounted) -> None:
+    archive = Path(shutil.copyfile(corpus / "dafr" / "zstd.dafs.zip", tmp_path / "x.dafs.zip"))
+    with zipfile.ZipFile(archive) as stream:
+        group = next(name for name in stream.namelist() if name.endswith("/daf.json")).removesuffix("/daf.json")
+    with mounted(f"{archive}#/{group}", *QUICK) as shown:
+        assert bytes_or_none(shown / "axes/late.txt") is None
+        append(archive, f"{group}/axes/late.txt", b"late\n")
+        append(archive, "another/daf.json", b'{"version":[1,1]}\n')
+        becomes(shown / "axes/late.txt", b"late\n")
+        assert not (shown / "another").exists()
+
+
 def test_without_refresh_nothing_changes(archive: Path, mounted: Mounted) -> None:
     with mounted(archive, "-o", "refresh=0") as shown:
         names = os.listdir(shown / "vectors/cell")
