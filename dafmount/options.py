@@ -65,8 +65,12 @@ class Options:
     """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
     uid: int | None = None
     gid: int | None = None
+    """Owner and group of everything shown; None: the mounting user's."""
     umask: int | None = None
-    """Owner, group and permission mask of everything shown; None: the mounting user's and the source's."""
+    """Permission bits that nothing shown has; None: those follow from the source."""
+    fmask: int | None = None
+    dmask: int | None = None
+    """The same for files and for directories alone; None: as `umask`."""
     fsname: str | None = None
     """What /proc/mounts shows as the source; None: the source itself."""
     kernel: tuple[str, ...] = ()
@@ -84,6 +88,8 @@ def parse_options(words: Iterable[str], environment: Mapping[str, str]) -> Optio
         options = replace(options, cache_bytes=_number(CACHE_VARIABLE, cache_kb) * KIB)
     for word in _split(words):
         options = _apply(options, word)
+    if {"allow_other", "allow_root"} <= set(options.kernel):
+        raise UsageError("options 'allow_other' and 'allow_root' exclude each other")
     return options
 
 
@@ -107,11 +113,15 @@ def _apply(options: Options, word: str) -> Options:
             raise UsageError(f"option {name!r} needs a value: {name}=...")
         return replace(options, **{field: parse(name, value)})  # type: ignore[arg-type]
     if name in _KERNEL:
+        if bool(equals) != (name == "max_read"):
+            raise UsageError(f"option {word!r}: {'needs a value: max_read=...' if not equals else 'takes no value'}")
         return replace(options, kernel=(*options.kernel, word))
     if name in _IGNORED or name.startswith(("x-", "comment")):
         return options
-    if name in ("rw", "remount"):
-        raise UsageError(f"option {name!r}: a dafmount is read-only and is mounted once; leave it out")
+    if name == "rw":
+        raise UsageError("option 'rw': what dafmount mounts can only be read; leave it out, 'ro' is implied")
+    if name == "remount":
+        raise UsageError("option 'remount': unmount it and mount it again instead")
     raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(_SETTERS))} and those of mount(8)")
 
 
@@ -179,5 +189,7 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "uid": ("uid", _number),
     "gid": ("gid", _number),
     "umask": ("umask", _octal),
+    "fmask": ("fmask", _octal),
+    "dmask": ("dmask", _octal),
     "fsname": ("fsname", _text),
 }

@@ -1,21 +1,24 @@
-"""The command dafmount: mounts, unmounts."""
+"""The command dafmount: mounts, unmounts, tells how mounts are doing."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from dafmount import __version__
 from dafmount.cli import exits
 from dafmount.errors import DafmountError, UsageError
-from dafmount.mount import background, mountpoint
-from dafmount.mount.background import Outcome
+from dafmount.mount import background, logs, mountpoint
+from dafmount.mount.background import Outcome, Report
+from dafmount.mount.notify import notify
 from dafmount.options import Options, parse_options
 
 if TYPE_CHECKING:
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
     from dafmount.source.resolve import Resolved
 
 log = logging.getLogger("dafmount")
-
-SYSTEM_LOG = "/dev/log"
 
 DESCRIPTION = """Mount a Daf data set, packed or flat, as plain flat files.
 
@@ -42,10 +43,20 @@ OPTIONS_HELP = """options for -o (comma-separated):
   readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes)
   refresh=SECONDS   how often to look whether the source changed (1; 0: never)
   nonempty          mount over a directory that has entries
-  uid=, gid=, umask=  owner, group and permission mask of everything shown
+  uid=, gid=        owner and group of everything shown, as numbers (those of who mounts)
+  umask=, fmask=, dmask=
+                    permission bits, octal, to leave out: of everything, of files, of directories
+                    (without them others may read what the source lets everybody read)
   fsname=NAME       what /proc/mounts shows as the source
-  allow_other, allow_root, auto_unmount, default_permissions, max_read=  as for every FUSE file system
-  ro, nosuid, nodev, noauto, user, _netdev, x-...  and other words of mount(8) are accepted
+  allow_other       let other users in (an ordinary user may say it if /etc/fuse.conf has user_allow_other)
+  allow_root        let root in besides the mounting user
+  default_permissions
+                    the kernel checks permissions; always so
+  auto_unmount, max_read=
+                    as for every FUSE file system
+  ro                implied, as are nosuid, nodev and noatime; rw is refused
+  noauto, user, _netdev, x-..., comment=
+                    and other words of mount(8) are accepted
 """
 
 
@@ -62,13 +73,19 @@ class _Command(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
+    background.hold_standard_streams()
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments.unmount is not None:
-            if arguments.source is not None:
-                raise UsageError("--unmount takes one mount point and nothing else")
-            return _unmount(arguments.unmount)
+        others = [name for name in ("unmount", "status", "list") if getattr(arguments, name)]
+        if others:
+            if arguments.source is not None or len(others) > 1:
+                raise UsageError(f"--{others[0]} stands alone; see dafmount --help")
+            if arguments.list:
+                return _list(arguments.json)
+            return _status(arguments.status, arguments.json) if arguments.status else _unmount(arguments.unmount)
+        if arguments.json:
+            raise UsageError("--json belongs to --status or --list")
         if arguments.mountpoint is None:
             raise UsageError("SOURCE and MOUNTPOINT are both needed; see dafmount --help")
         options = parse_options(arguments.options, os.environ)
@@ -86,9 +103,10 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser; what it knows is what --help and the manual page say."""
     parser = argparse.ArgumentParser(
         prog="dafmount",
-        usage=(
-            "dafmount [-f] [-v] [-o OPTIONS] [--log-file FILE] SOURCE MOUNTPOINT\n       dafmount --unmount MOUNTPOINT"
-        ),
+        usage="dafmount [-f] [-v] [-o OPTIONS] [--log-file FILE] SOURCE MOUNTPOINT\n"
+        "       dafmount --unmount MOUNTPOINT\n"
+        "       dafmount --list [--json]\n"
+        "       dafmount --status DIR [--json]",
         description=DESCRIPTION,
         epilog=OPTIONS_HELP + "\n" + exits.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -98,7 +116,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("mountpoint", nargs="?", metavar="MOUNTPOINT", help="an empty directory")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="OPTIONS", help="see below")
     parser.add_argument("-f", "--foreground", action="store_true", help="stay in the foreground, log to the terminal")
-    parser.add_argument("-u", "--unmount", metavar="MOUNTPOINT", help="take a mount away")
+    parser.add_argument("-u", "--unmount", metavar="MOUNTPOINT", help="take a mount away and wait for its end")
+    parser.add_argument("-l", "--list", action="store_true", help="show every dafmount mount and how it is doing")
+    parser.add_argument("--status", metavar="DIR", help="show all counters of the mount that holds a directory")
+    parser.add_argument("--json", action="store_true", help="with --list or --status: as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
     parser.add_argument("--log-file", metavar="FILE", help="append the log to a file instead of the system's log")
     parser.add_argument("--version", action="version", version=f"dafmount {__version__}")
@@ -106,11 +127,28 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _unmount(path: str) -> int:
-    absolute = os.path.abspath(path)
-    problem = mountpoint.unmount(absolute, lazy=False)
+    from dafmount.mount.unmount import take_away
+
+    problem = take_away(path)
     if problem:
         print(f"dafmount: {problem}", file=sys.stderr)
         return exits.MOUNT_POINT
+    return exits.OK
+
+
+def _list(as_json: bool) -> int:
+    from dafmount.mount import status
+
+    asked = status.ask_all(status.ours())
+    sys.stdout.write(status.as_json(asked) if as_json else status.table(asked))
+    return exits.OK
+
+
+def _status(path: str, as_json: bool) -> int:
+    from dafmount.mount import status
+
+    found = status.status_of(path)
+    sys.stdout.write(json.dumps(asdict(found)) + "\n" if as_json else status.text(found))
     return exits.OK
 
 
@@ -120,7 +158,7 @@ def _mount(command: _Command) -> int:
     )
     command = command._replace(source=_absolute(command.source), mountpoint=place)
     if command.is_foreground:
-        return _serve(command, lambda outcome: None)
+        return _serve(command, lambda outcome: True)
     outcome = background.run(lambda report: _serve_and_report(command, report))
     if outcome.exit_code:
         print(f"dafmount: {outcome.message}", file=sys.stderr)
@@ -132,21 +170,19 @@ def _absolute(source: str) -> str:
     return source if "://" in source else os.path.abspath(source) + ("/" if source.endswith("#/") else "")
 
 
-def _serve_and_report(command: _Command, report: Callable[[Outcome], None]) -> int:
+def _serve_and_report(command: _Command, report: Report) -> int:
     """In the daemon: errors until the mount is usable are the parent's to print."""
     try:
         return _serve(command, report)
     except (DafmountError, OSError) as error:
-        with contextlib.suppress(OSError):  # the parent may have heard of success already
-            report(Outcome(exits.exit_code(error), str(error)))
-            return exits.exit_code(error)
-        log.error("%s", error)
+        if not report(Outcome(exits.exit_code(error), " ".join(str(error).split()))):
+            log.error("%s", error)
         return exits.exit_code(error)
 
 
-def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
+def _serve(command: _Command, report: Report) -> int:
     """Open the source, mount it, and serve until it is unmounted."""
-    _start_log(command)
+    logs.start(command.level, log_file=command.log_file, is_foreground=command.is_foreground)
     # Only now, in the daemon: numpy, trio and the rest start threads, which do not survive a fork.
     from dafmount.mount.session import serve
     from dafmount.source.resolve import resolve
@@ -162,18 +198,32 @@ def _serve(command: _Command, report: Callable[[Outcome], None]) -> int:
         return resolve(source, spool=spool, verify=options.verify, is_known=is_known)
 
     resolved = open_source(command.source, False)
-    style = Style(ChunkCache(options.cache_bytes), options.layout, options.shards, options.verify != "off")
+    cache = ChunkCache(options.cache_bytes)
+    style = Style(cache, options.layout, options.shards, options.verify != "off")
     live = live_tree(resolved, open_source, style)
     live.root.children()  # a version that is not read is an error of the command, not of the first ls
 
     def ready() -> None:
         log.info("%s is mounted at %s", resolved.display, command.mountpoint)
         report(Outcome(exits.OK, ""))
+        notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={resolved.display} is mounted at {command.mountpoint}")
 
     try:
         ownership = _ownership(command.source, options)
         size = resolved.archive.stamp().size
-        serve(live, command.mountpoint, resolved.display, ownership, size, options, ready)
+        # A service is told to open its log anew; a program in a terminal is told that the terminal is gone.
+        in_terminal = command.is_foreground and "NOTIFY_SOCKET" not in os.environ
+        serve(
+            live,
+            command.mountpoint,
+            resolved.display,
+            ownership,
+            size,
+            cache,
+            options,
+            ready,
+            ends_on_hangup=in_terminal,
+        )
     finally:
         resolved.archive.close()
     return exits.OK
@@ -190,10 +240,16 @@ def _ownership(source: str, options: Options) -> Ownership:
         readable = 0o444
     elif status.st_mode & stat.S_IRGRP and status.st_gid == gid:
         readable = 0o440
-    if options.umask is not None:
-        readable = 0o444 & ~options.umask
     uid = os.getuid() if options.uid is None else options.uid
-    return Ownership(uid, gid, readable, readable | readable >> 2)
+    file_mode = _masked(0o444, readable, options.umask, options.fmask)
+    directory_mode = _masked(0o555, readable | readable >> 2, options.umask, options.dmask)
+    return Ownership(uid, gid, file_mode, directory_mode)
+
+
+def _masked(everything: int, unmasked: int, umask: int | None, own_mask: int | None) -> int:
+    """Permission bits: those without any mask, or everything but what the more special mask takes away."""
+    mask = umask if own_mask is None else own_mask
+    return unmasked if mask is None else everything & ~mask
 
 
 def _status_above(source: str) -> os.stat_result | None:
@@ -206,35 +262,6 @@ def _status_above(source: str) -> os.stat_result | None:
             return os.stat(path)
         path = os.path.dirname(path)
     return None
-
-
-def _start_log(command: _Command) -> None:
-    logging.raiseExceptions = False  # a log that cannot be written must not write to anywhere else
-    logging.basicConfig(level=command.level, handlers=[_handler(command)], force=True)
-    logging.captureWarnings(True)
-
-
-def _handler(command: _Command) -> logging.Handler:
-    handler: logging.Handler
-    if command.log_file is not None:
-        handler = logging.FileHandler(command.log_file, encoding="utf-8", errors="backslashreplace")
-        handler.setFormatter(logging.Formatter("%(asctime)s dafmount[%(process)d] %(levelname)s %(message)s"))
-    elif command.is_foreground:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("dafmount: %(levelname)s: %(message)s"))
-    else:
-        handler = _system_log()
-        handler.setFormatter(logging.Formatter("dafmount[%(process)d]: %(levelname)s: %(message)s"))
-    return handler
-
-
-def _system_log() -> logging.Handler:
-    """The system's log; nothing where the machine has none, as in a container."""
-    if not os.path.exists(SYSTEM_LOG):
-        return logging.NullHandler()
-    from logging.handlers import SysLogHandler
-
-    return SysLogHandler(SYSTEM_LOG, facility=SysLogHandler.LOG_DAEMON)
 
 
 def _fail(error: Exception) -> int:

@@ -5,13 +5,18 @@ Forks, so it must be called before any thread is started, and imports nothing th
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+log = logging.getLogger(__name__)
 
 EXIT_UNEXPECTED = 1
+EXIT_INTERRUPTED = 130
 
 
 class Outcome(NamedTuple):
@@ -21,7 +26,26 @@ class Outcome(NamedTuple):
     message: str
 
 
-def run(child: Callable[[Callable[[Outcome], None]], int]) -> Outcome:
+Report: TypeAlias = Callable[[Outcome], bool]
+"""Tells the waiting parent; False where it has been told before and waits no more."""
+
+
+def hold_standard_streams() -> None:
+    """Give a process that was started with closed standard streams /dev/null instead.
+
+    Otherwise the next file that it opens becomes its standard output, and what is meant for people ends up in there.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def run(child: Callable[[Report], int]) -> Outcome:
     """Fork; the child runs `child(report)` and never returns from here, the parent returns what was reported.
 
     The child is in a session of its own, so that the end of the terminal does not end it. After reporting success its
@@ -30,31 +54,47 @@ def run(child: Callable[[Callable[[Outcome], None]], int]) -> Outcome:
     sys.stdout.flush()
     sys.stderr.flush()
     readable, writable = os.pipe()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         os.close(readable)
         _be_child(child, writable)
     os.close(writable)
-    with os.fdopen(readable, "rb") as pipe:
-        report = pipe.read()
+    try:
+        with os.fdopen(readable, "rb") as pipe:
+            report = pipe.read()
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        return Outcome(EXIT_INTERRUPTED, "interrupted")
     if not report:
         return Outcome(EXIT_UNEXPECTED, "the daemon ended before the mount was usable")
     code, _, message = report.partition(b" ")
     return Outcome(int(code), message.decode("utf-8", "surrogateescape"))
 
 
-def _be_child(child: Callable[[Callable[[Outcome], None]], int], writable: int) -> None:
+def _be_child(child: Callable[[Report], int], writable: int) -> None:
     code = EXIT_UNEXPECTED
+    waiting = [writable]
+
+    def report(outcome: Outcome) -> bool:
+        if not waiting:
+            return False
+        if outcome.exit_code == 0:
+            _silence()
+        pipe = waiting.pop()
+        try:
+            os.write(pipe, f"{outcome.exit_code} {outcome.message}".encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(pipe)
+        return True
+
     try:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-        def report(outcome: Outcome) -> None:
-            if outcome.exit_code == 0:
-                _silence()
-            os.write(writable, f"{outcome.exit_code} {outcome.message}".encode("utf-8", "surrogateescape"))
-            os.close(writable)
-
         code = child(report)
+    except BaseException as error:
+        log.critical("the daemon ends for something unexpected", exc_info=error)
+        with contextlib.suppress(OSError):
+            report(Outcome(EXIT_UNEXPECTED, f"unexpected {type(error).__name__}: {error}"))
     finally:
         os._exit(code)
 

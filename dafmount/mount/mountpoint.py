@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dafmount.errors import MountFailed
+from dafmount.mount.ask import ANSWER_LIMIT_S, ask
 
 FILE_SYSTEM = "fuse.dafmount"
 """The type in /proc/mounts."""
 
+FUSE_DEVICE = "/dev/fuse"
+
+DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""What a mount answers whose daemon has ended, the second just after it was killed."""
+
 _MOUNTINFO = Path("/proc/self/mountinfo")
-_FUSE_DEVICE = Path("/dev/fuse")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _UNMOUNT_LIMIT_S = 30
-
-_DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-"""What a mount answers whose daemon has ended, the second just after it was killed."""
 
 
 class Mount(NamedTuple):
@@ -68,7 +70,9 @@ def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -
 
     Raises MountFailed with one line that says what is wrong and what to do.
     """
-    path = _real_directory(mountpoint)
+    path = os.path.abspath(mountpoint)
+    _recover(path)
+    path = _real_directory(path)
     mount = mount_at(path)
     if mount is not None and not nonempty:
         what = f"{mount.source} ({mount.file_system})"
@@ -84,38 +88,41 @@ def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -
     return path
 
 
-def _real_directory(mountpoint: str) -> str:
-    absolute = os.path.abspath(mountpoint)
+def _real_directory(path: str) -> str:
     try:
-        # Of a dead mount the kernel may still know the attributes, but never the entries.
-        os.scandir(absolute).close()
+        status = os.stat(path)
     except OSError as error:
-        if error.errno in _DEAD:
-            _recover(absolute)
-    try:
-        status = os.stat(absolute)
-    except OSError as error:
-        raise MountFailed(f"{absolute}: {os.strerror(error.errno or 0)}") from error
+        if error.errno in DEAD:
+            raise MountFailed(f"{path}: dead: the program that served it has ended; umount -l {path}") from error
+        raise MountFailed(f"{path}: {os.strerror(error.errno or 0)}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise MountFailed(f"{absolute}: not a directory")
-    return os.path.realpath(absolute)
+        raise MountFailed(f"{path}: not a directory")
+    return os.path.realpath(path)
 
 
 def _recover(path: str) -> None:
-    """Take away a mount whose daemon is dead."""
+    """Take away mounts of ours whose daemon is dead. The kernel may remember their root, so that stat tells nothing."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    mount = mount_at(real)
-    if mount is None or mount.file_system != FILE_SYSTEM:
-        raise MountFailed(f"{path}: a dead mount of another program lies here; fusermount3 -u {path} takes it away")
-    problem = unmount(real, lazy=True)
-    if problem:
-        raise MountFailed(f"{path}: a dead mount lies here and cannot be taken away: {problem}")
+    while (mount := mount_at(real)) is not None and mount.file_system == FILE_SYSTEM:
+        try:
+            ask(real, "user.dafmount.pid")
+            return
+        except TimeoutError as error:
+            raise MountFailed(
+                f"{real}: {mount.source} is mounted here, and its daemon has not answered within {ANSWER_LIMIT_S:g} s"
+            ) from error
+        except OSError as error:
+            if error.errno not in DEAD:
+                return
+        problem = unmount(real, lazy=True)
+        if problem:
+            raise MountFailed(f"{real}: a dead mount lies here and cannot be taken away: {problem}")
 
 
 def _check_fuse(path: str, kernel_words: tuple[str, ...]) -> None:
-    if not _FUSE_DEVICE.exists():
-        raise MountFailed("/dev/fuse is missing: load the kernel module (modprobe fuse) or give it to the container")
-    if not os.access(_FUSE_DEVICE, os.R_OK | os.W_OK):
+    if not os.path.exists(FUSE_DEVICE):
+        raise MountFailed("/dev/fuse is missing: load the kernel module (modprobe fuse), or give it to the container")
+    if not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
         raise MountFailed("/dev/fuse: permission denied; it is for root alone on this machine")
     if os.geteuid() == 0:
         return

@@ -11,7 +11,8 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -21,7 +22,8 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FU
 from dafmount.errors import SourceChanged
 from dafmount.mount.errno_map import ErrorLog
 from dafmount.mount.offload import Offload
-from dafmount.tree.nodes import Directory, File, Node, NodeTable, OpenContents
+from dafmount.mount.statistics import Statistics
+from dafmount.tree.nodes import Described, Directory, File, Node, NodeTable, OpenContents
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
+
+TOLD_FOR_NS = 50_000_000
+"""How long extended attributes stay as they were told: programs ask first for the length and then for the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,20 @@ class Following(Protocol):
 def _guarded(
     handler: Callable[Concatenate[Operations, P], Awaitable[R]],
 ) -> Callable[Concatenate[Operations, P], Awaitable[R]]:
-    """Turn whatever a handler raises into one errno for one request."""
+    """Turn whatever a handler raises into one errno for one request, and count the request."""
+    kind = handler.__name__.lstrip("_")
 
     @functools.wraps(handler)
     async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        started_ns = time.perf_counter_ns()
         try:
             return await handler(self, *args, **kwargs)
         except FUSEError:
             raise
         except Exception as error:
-            raise FUSEError(self.errors.answer(error, self.describe(args))) from error
+            raise FUSEError(self._failed(error, args)) from error
+        finally:
+            self.statistics.took(kind, time.perf_counter_ns() - started_ns)
 
     return guarded
 
@@ -82,12 +91,23 @@ class Operations(pyfuse3.Operations):
     enable_acl = False
 
     def __init__(
-        self, root: Directory, contents: OpenContents, offload: Offload, ownership: Ownership, source_bytes: int
+        self,
+        root: Directory,
+        contents: OpenContents,
+        offload: Offload,
+        ownership: Ownership,
+        source_bytes: int,
+        statistics: Statistics,
+        root_attributes: Callable[[], Mapping[str, bytes]],
     ) -> None:
+        """`root_attributes` gives name -> value of the root's extended attributes, anew each time."""
         super().__init__()
         self.nodes = NodeTable(root)
         self.contents = contents
         self.errors = ErrorLog()
+        self.statistics = statistics
+        self._root_attributes = root_attributes
+        self._told: tuple[Node, Mapping[str, bytes], int] | None = None
         self._offload = offload
         self._ownership = ownership
         self._source_bytes = source_bytes
@@ -138,9 +158,12 @@ class Operations(pyfuse3.Operations):
         return self._remembered(node)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel no longer knows these; never fails."""
-        for number, count in inode_list:
-            self.nodes.forget(number, count)
+        """The kernel no longer knows these. It hears no errors of this, and pyfuse3 ends the mount on one."""
+        try:
+            for number, count in inode_list:
+                self.nodes.forget(number, count)
+        except Exception as error:
+            self._failed(error, ())
 
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Attributes, with the exact size."""
@@ -187,7 +210,11 @@ class Operations(pyfuse3.Operations):
 
     async def releasedir(self, fh: FileHandleT) -> None:
         """The listing is over."""
-        self._directories.pop(fh, None)
+        await self._releasedir(fh)
+
+    @_guarded
+    async def _releasedir(self, handle: int) -> None:
+        self._directories.pop(handle, None)
 
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Only for reading."""
@@ -223,6 +250,7 @@ class Operations(pyfuse3.Operations):
 
         Without the wrapper of the others: what it costs a call is seen in sequential reading.
         """
+        started_ns = time.perf_counter_ns()
         try:
             file = self._files[fh]
             length = (file.size or 0) - off
@@ -235,16 +263,23 @@ class Operations(pyfuse3.Operations):
             if data is None:
                 data = await self._offload.run(lambda: content.read(off, length), file.path)
             if len(data) == length:
+                self.statistics.bytes_served += length
                 return cast(bytes, data)  # pyfuse3 takes any buffer
             raise AssertionError(f"{len(data)} bytes at {off}, expected {length}")
         except FUSEError:
             raise
         except Exception as error:
-            raise FUSEError(self.errors.answer(error, self.describe((fh,)))) from error
+            raise FUSEError(self._failed(error, (fh,))) from error
+        finally:
+            self.statistics.took("read", time.perf_counter_ns() - started_ns)
 
     async def release(self, fh: FileHandleT) -> None:
         """The last user of the handle is gone."""
-        file = self._files.pop(fh, None)
+        await self._release(fh)
+
+    @_guarded
+    async def _release(self, handle: int) -> None:
+        file = self._files.pop(handle, None)
         if file is not None:
             self.contents.release(file)
 
@@ -253,6 +288,10 @@ class Operations(pyfuse3.Operations):
 
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         """The size of the source; nothing is free."""
+        return await self._statfs()
+
+    @_guarded
+    async def _statfs(self) -> pyfuse3.StatvfsData:
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK_BYTES
         data.f_blocks = -(-self._source_bytes // BLOCK_BYTES)
@@ -263,12 +302,53 @@ class Operations(pyfuse3.Operations):
         return data
 
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        """There are none; said so that programs stop asking for what no file here can have."""
-        raise FUSEError(pyfuse3.ENOATTR if name.startswith(b"user.") else errno.EOPNOTSUPP)
+        """`user.dafmount.*` of the root, `user.daf.*` of files of properties."""
+        return await self._getxattr(inode, os.fsdecode(name))
+
+    @_guarded
+    async def _getxattr(self, inode: int, name: str) -> bytes:
+        if not name.startswith("user."):
+            # `ls -l` asks for access lists and labels; this answer, unlike ENODATA, makes it stop after the first file.
+            raise FUSEError(errno.EOPNOTSUPP)
+        value = (await self._extended(self._node(inode))).get(name)
+        if value is None:
+            raise FUSEError(pyfuse3.ENOATTR)
+        return value
 
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        """There are none."""
+        """The names that `getxattr` knows; nothing is read for them."""
+        return await self._listxattr(inode)
+
+    @_guarded
+    async def _listxattr(self, inode: int) -> Sequence[bytes]:
+        node = self._node(inode)
+        if node.parent is None:
+            return [os.fsencode(name) for name in await self._extended(node)]
+        if isinstance(node, File) and isinstance(node.opener, Described):
+            return [os.fsencode(name) for name in node.opener.attribute_names(node)]
         return []
+
+    async def _extended(self, node: Node) -> Mapping[str, bytes]:
+        """Name -> value of a node's extended attributes."""
+        now_ns = time.monotonic_ns()
+        if self._told is not None and self._told[0] is node and now_ns < self._told[2]:
+            return self._told[1]
+        found: Mapping[str, bytes] = {}
+        if node.parent is None:
+            found = self._root_attributes()
+        elif isinstance(node, File) and isinstance(node.opener, Described):
+            opener, file = node.opener, node
+            self.nodes.number(file)
+            found = await self._offload.run(lambda: opener.attributes(file), file.path)
+        self._told = (node, found, now_ns + TOLD_FOR_NS)
+        return found
+
+    def _failed(self, error: Exception, args: Sequence[object]) -> int:
+        """The errno for what a handler raised, logged and counted."""
+        number = self.errors.answer(error, self.describe(args))
+        if number != errno.ENOENT:
+            self.statistics.failed(errno.errorcode.get(number, str(number)))
+        return number
 
     def _new_handle(self, table: dict[int, R], value: R) -> int:
         handle = self._next_handle

@@ -18,12 +18,16 @@ import pyfuse3
 import trio
 
 from dafmount.errors import MountFailed
-from dafmount.mount import eager
+from dafmount.mount import eager, logs
 from dafmount.mount import mountpoint as mountpoints
+from dafmount.mount.notify import notify
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
 from dafmount.mount.refresh import Follower
+from dafmount.mount.statistics import Statistics
+from dafmount.mount.status import Reporter
 from dafmount.options import KIB, Options
+from dafmount.tree.cache import ChunkCache
 from dafmount.tree.live import Live
 from dafmount.tree.nodes import OpenContents
 
@@ -36,6 +40,9 @@ N_THREADS = 64
 
 MALLOC_KEEP_BYTES = 16 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
+ENDING_LIMIT_S = 5
+"""How long requests at work may go on when the mount ends although it is in use."""
 
 IDLE_CONTENTS = 64
 
@@ -55,25 +62,37 @@ def serve(
     source: str,
     ownership: Ownership,
     source_bytes: int,
+    cache: ChunkCache,
     options: Options,
     ready: Callable[[], None],
+    *,
+    ends_on_hangup: bool = False,
 ) -> None:
     """Mount, call `ready` once requests are answered, and return when the mount is gone.
+
+    SIGTERM and SIGINT unmount; a second one does not wait for anything. SIGHUP opens the log file anew; with
+    `ends_on_hangup`, as for a program in a terminal, it unmounts where there is no log file or the terminal is gone.
+    SIGUSR1 logs the status.
 
     Raises MountFailed where the kernel or fusermount3 refuses.
     """
     _reuse_memory()
     contents = OpenContents(IDLE_CONTENTS)
-    operations = Operations(live.root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    statistics = Statistics()
+    reporter = Reporter(source, mountpoint, statistics, cache)
+    offload = Offload(N_THREADS, options.timeout_s)
+    operations = Operations(live.root, contents, offload, ownership, source_bytes, statistics, reporter.attributes)
     follower = Follower(live.units, contents, options.refresh_s)
     operations.following = follower
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
+    signals = _Signals(mountpoint, reporter, ends_on_hangup)
     try:
-        trio.run(_main, mountpoint, options.readahead_bytes, follower, ready)
+        trio.run(_main, mountpoint, options.readahead_bytes, follower, signals, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
+        notify("STOPPING=1")
         pyfuse3.close(unmount=True)
         contents.close()
 
@@ -130,10 +149,12 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
             os.close(saved)
 
 
-async def _main(mountpoint: str, readahead_bytes: int, follower: Follower, ready: Callable[[], None]) -> None:
+async def _main(
+    mountpoint: str, readahead_bytes: int, follower: Follower, signals: _Signals, ready: Callable[[], None]
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.run)
-        nursery.start_soon(_end_on_signal, mountpoint)
+        nursery.start_soon(signals.obey, nursery)
         nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)
         log.info("%s: unmounted", mountpoint)
@@ -158,25 +179,65 @@ def _set_readahead(device: int, readahead_bytes: int) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _end_on_signal(mountpoint: str) -> None:
-    with trio.open_signal_receiver(*_ending_signals()) as signals:
-        async for number in signals:
-            log.info("%s: %s, unmounting", mountpoint, signal.Signals(number).name)
-            problem = await trio.to_thread.run_sync(
-                lambda: mountpoints.unmount(mountpoint, lazy=False), abandon_on_cancel=True
-            )
-            if problem:
-                log.warning("%s: in use (%s); detached, programs there get errors from now on", mountpoint, problem)
-                pyfuse3.terminate()
+class _Signals:
+    """What the daemon does at a signal."""
+
+    def __init__(self, mountpoint: str, reporter: Reporter, ends_on_hangup: bool) -> None:
+        self._mountpoint = mountpoint
+        self._reporter = reporter
+        self._ends_on_hangup = ends_on_hangup
+        self._has_terminal = _has_terminal()
+        self._is_ending = False
+
+    async def obey(self, nursery: trio.Nursery) -> None:
+        """Wait for signals until cancelled; `nursery` is that of the whole session."""
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN or not self._ends_on_hangup:
+            numbers.append(signal.SIGHUP)  # under nohup it stays ignored
+        with trio.open_signal_receiver(*numbers) as signals:
+            async for number in signals:
+                if number == signal.SIGUSR1:
+                    log.info("%s: status: %s", self._mountpoint, self._reporter.status().line())
+                elif number != signal.SIGHUP or not self._reopened():
+                    self._end(nursery, signal.Signals(number).name)
+
+    def _reopened(self) -> bool:
+        """Whether a hangup was a request to open the log file anew, and not the end of the terminal."""
+        if self._ends_on_hangup and self._has_terminal and not _has_terminal():
+            return False
+        is_file = logs.reopen()
+        if is_file:
+            log.info("%s: the log file was opened anew", self._mountpoint)
+        return is_file or not self._ends_on_hangup
+
+    def _end(self, nursery: trio.Nursery, name: str) -> None:
+        if self._is_ending:
+            log.warning("%s: %s again, ending without waiting", self._mountpoint, name)
+            pyfuse3.terminate()
+            nursery.cancel_scope.cancel()
             return
+        self._is_ending = True
+        log.info("%s: %s, unmounting", self._mountpoint, name)
+        nursery.start_soon(self._unmount, nursery)
+
+    async def _unmount(self, nursery: trio.Nursery) -> None:
+        problem = await trio.to_thread.run_sync(
+            lambda: mountpoints.unmount(self._mountpoint, lazy=False), abandon_on_cancel=True
+        )
+        if problem:
+            log.warning("%s: in use (%s); detached, programs there get errors from now on", self._mountpoint, problem)
+            pyfuse3.terminate()
+            await trio.sleep(ENDING_LIMIT_S)
+            nursery.cancel_scope.cancel()
 
 
-def _ending_signals() -> list[signal.Signals]:
-    """SIGHUP, the end of the terminal, is one of them unless the daemon is in the background and ignores it."""
-    ending = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        ending.append(signal.SIGHUP)
-    return ending
+def _has_terminal() -> bool:
+    """Whether there is a controlling terminal and it has not hung up."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dafmount.errors import Corrupt, NotFound, ShortRead, SourceChanged, SourceUnavailable
 from dafmount.source.base import Entry, Range, Stamp
 from dafmount.source.names import shown
+from dafmount.source.traffic import TRAFFIC
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +142,7 @@ class LocalFile:
         """Exactly `length` bytes at `offset`; raises ShortRead, SourceChanged or the OSError."""
         descriptor = self._held(offset, length)
         data = descriptor.read(offset, length)
+        TRAFFIC.fetched(len(data))
         self._check_unchanged(descriptor)
         if len(data) != length:
             raise ShortRead(
@@ -153,6 +155,7 @@ class LocalFile:
         descriptor = self._held(offset, length)
         data = descriptor.read_nowait(offset, length)
         if data is not None:
+            TRAFFIC.fetched(length)
             self._check_unchanged(descriptor)
         return data
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, P
 from dafmount.errors import DafmountError, NotFound, SourceChanged
 from dafmount.shard.grid import make_grid
 from dafmount.source.base import Archive, ByteSource, Entry, Stamp
+from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
@@ -216,9 +217,11 @@ class PropertyDirectory:
             entries = tree.archive.listdir(layout.path(self._path))
         except NotFound:
             return {}
-        packed = layout.packed_components(self._axes, [entry.name for entry in entries if not entry.is_directory])
+        names = {entry.name for entry in entries if not entry.is_directory}
+        packed = layout.packed_components(self._axes, names)
         flat_of_packed = {component.key.name for component in packed.values()}
         plain = Plain(tree.archive, layout.path(self._path), tree.style)
+        payloads = attributes.FlatPayloads(layout, self._axes, plain)
         stored = DescriptorOpener(tree, self._axes, is_packed=False)
         rewritten = DescriptorOpener(tree, self._axes, is_packed=True)
         children: dict[str, Node] = {}
@@ -242,6 +245,11 @@ class PropertyDirectory:
                 opener_of_json = rewritten if is_packed else stored
                 identity = known(entry.identity, is_packed)
                 children[name] = File(name, directory, size, entry.mtime_ns, opener_of_json, identity=identity)
+            elif name in names and payloads.holds(name, names):
+                as_stored_node = plain.node(entry, directory)
+                assert isinstance(as_stored_node, File)
+                as_stored_node.opener = payloads
+                children[name] = as_stored_node
             else:
                 children[name] = plain.node(entry, directory)
         children.update(flat)
@@ -279,6 +287,14 @@ class DescriptorOpener:
             check_unchanged(self._tree.archive, self._tree.layout.path(key.path + ".json"), file.identity[0])
         return Literal(shown)
 
+    def attribute_names(self, file: File) -> Sequence[str]:
+        """See `Described`."""
+        return attributes.descriptor_names()
+
+    def attributes(self, file: File) -> Mapping[str, bytes]:
+        """See `Described`."""
+        return attributes.descriptor_values(self._tree.layout, self.key(file))
+
 
 class MetadataOpener:
     """metadata.json, made to match what the mount shows."""
@@ -314,6 +330,7 @@ class PackedOpener:
         self._packed = packed
         self._path = path
         self._stored = stored
+        self._attributes = attributes.PackedAttributes(tree.layout, packed, path)
 
     def identity(self, axes: tuple[str, ...]) -> Hashable:
         """What its bytes depend on: the shard, its descriptor, and the axes."""
@@ -337,6 +354,14 @@ class PackedOpener:
         except BaseException:
             source.close()
             raise
+
+    def attribute_names(self, file: File) -> Sequence[str]:
+        """See `Described`."""
+        return self._attributes.names()
+
+    def attributes(self, file: File) -> Mapping[str, bytes]:
+        """See `Described`."""
+        return self._attributes.values()
 
     def _open(self, source: ByteSource, number: int) -> Content:
         style, component, packing = self._tree.style, self._packed.component, self._packed.component.packing

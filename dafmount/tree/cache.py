@@ -23,6 +23,8 @@ class CacheCounters:
 
     hits: int = 0
     misses: int = 0
+    decoded: int = 0
+    """Chunks kept or handed to those who waited for them."""
     evictions: int = 0
 
 
@@ -99,6 +101,13 @@ class ChunkCache:
         """Whether all of `keys` are here; changes nothing."""
         return all(key in self._chunks for key in keys)
 
+    def uncount(self, claim: Claim) -> None:
+        """A claim that came to nothing, as bytes had to be waited for, will be made again: count it once."""
+        with self._lock:
+            self.counters.hits -= len(claim.found)
+            if claim.mine is not None:
+                self.counters.misses -= len(claim.mine.keys)
+
     def busy(self, keys: Sequence[int]) -> bool:
         """Whether any of `keys` is being decoded now."""
         flights = self._flights
@@ -112,6 +121,7 @@ class ChunkCache:
                     del self._flights[key]
             for key, chunk in chunks.items():
                 self._keep(key, chunk)
+            self.counters.decoded += len(chunks)
             flight.chunks = chunks
         flight.done.set()
 

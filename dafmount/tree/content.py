@@ -131,6 +131,7 @@ class CachedUnits:
             try:
                 have.update(self._decode(claim.mine, self._units.read_nowait))
             except WouldWait:
+                self._cache.uncount(claim)
                 return None
         if claim.others:
             return None

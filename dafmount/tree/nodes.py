@@ -14,9 +14,9 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from dafmount.errors import SourceChanged
 from dafmount.tree.content import Content
@@ -33,6 +33,17 @@ class Opener(Protocol):
 
     def open(self, file: File) -> Content:
         """The bytes; may block."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """An opener that can say more of a file than its bytes do."""
+
+    def attribute_names(self, file: File) -> Sequence[str]:
+        """The names of its extended attributes; never blocks."""
+
+    def attributes(self, file: File) -> Mapping[str, bytes]:
+        """Name -> value, for those that can be told; may block, and raise as `open` does."""
 
 
 class File:
