@@ -24,8 +24,8 @@ from dafmount.mount.notify import notify
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
 from dafmount.mount.refresh import Follower
+from dafmount.mount.reporter import Reporter
 from dafmount.mount.statistics import Statistics
-from dafmount.mount.status import Reporter
 from dafmount.options import KIB, Options
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.live import Live

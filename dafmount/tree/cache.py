@@ -23,8 +23,6 @@ class CacheCounters:
 
     hits: int = 0
     misses: int = 0
-    decoded: int = 0
-    """Chunks kept or handed to those who waited for them."""
     evictions: int = 0
 
 
@@ -121,7 +119,6 @@ class ChunkCache:
                     del self._flights[key]
             for key, chunk in chunks.items():
                 self._keep(key, chunk)
-            self.counters.decoded += len(chunks)
             flight.chunks = chunks
         flight.done.set()
 

@@ -48,6 +48,17 @@ class WouldWait(Exception):
     """Bytes would have to be waited for, and the caller did not want to wait."""
 
 
+@dataclass(slots=True)
+class Decoded:
+    """How many chunks this process has decoded."""
+
+    n_chunks: int = 0
+
+
+DECODED = Decoded()
+"""Counted without a lock, as in `dafmount.source.traffic`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
     """What a descriptor says of a shard."""
@@ -236,6 +247,7 @@ class ShardReader:
             where = partial(_chunk_name, name, group)
             targets = places if members is None else [places[member] for member in members]
             opened.decoder.decode_run(data, starts, part, out, targets, size, where)
+            DECODED.n_chunks += len(targets)
 
     def _read_strings(
         self, block: directory.Chunks, first: int, numbers: Sequence[int], opened: _Opened, read_at: ReadAt
@@ -286,6 +298,7 @@ class ShardReader:
     def _decode_strings(
         self, data: bytes, starts: NDArray[np.int64], part: directory.Chunks, numbers: Sequence[int], opened: _Opened
     ) -> list[Raw]:
+        DECODED.n_chunks += len(numbers)
         view = memoryview(data)
         raws: list[Raw] = []
         for at, number in enumerate(numbers):
@@ -310,6 +323,7 @@ class ShardReader:
         if offset < 0:
             return bytes(self.spec.chunk_bytes) if self.spec.chunk_bytes is not None else self.spec.absent_strings
         payload = memoryview(read_at(offset, length))
+        DECODED.n_chunks += 1
         return opened.decoder.decode_indexed(payload, self.spec.chunk_bytes, self.spec.max_chunk_bytes, where)
 
     def _block(self, number: int, opened: _Opened, read_at: ReadAt) -> directory.Chunks:
