@@ -32,6 +32,17 @@ def run_dafmount(
     )
 
 
+def write_daf(place: Path, version: str = "[1,1]") -> Path:
+    """A small flat data set."""
+    (place / "axes").mkdir(parents=True)
+    (place / "vectors" / "cell").mkdir(parents=True)
+    (place / "daf.json").write_text(f'{{"version":{version}}}\n')
+    (place / "axes" / "cell.txt").write_text("a\nb\nc\n")
+    (place / "vectors" / "cell" / "age.json").write_text('{"format":"dense","eltype":"UInt8"}\n')
+    (place / "vectors" / "cell" / "age.data").write_bytes(b"\x01\x02\x03")
+    return place
+
+
 def is_mounted(mountpoint: Path) -> bool:
     """Whether something is mounted there, found without touching it."""
     return any(line.split()[4] == str(mountpoint) for line in Path("/proc/self/mountinfo").read_text().splitlines())

@@ -1,4 +1,7 @@
-"""A made data set with what the real ones lack: all six compressions, odd grids and names, an empty axis, a script."""
+"""Places and data sets to mount.
+
+One data set is made with what the real ones lack: all six compressions, odd grids and names, an empty axis, a script.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import io
 import json
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +17,27 @@ import numpy as np
 import pytest
 
 from dafmount.shard.writer import write_shard
+from mounts import LIMIT_S, is_mounted, write_daf
 
 N_CELLS = 20_011
 N_GENES = 37
 SCRIPT = b'#!/bin/sh\necho "$(wc -l < axes/gene.txt) genes"\n'
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory to mount on; whatever the test leaves there is unmounted."""
+    place = tmp_path / "mnt"
+    place.mkdir()
+    yield place
+    while is_mounted(place):
+        subprocess.run(["fusermount3", "-uz", place], check=True, timeout=LIMIT_S)
+
+
+@pytest.fixture
+def daf(tmp_path: Path) -> Path:
+    """A small flat data set."""
+    return write_daf(tmp_path / "small.daf")
 
 
 class Packing(NamedTuple):

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mounts import DAFMOUNT, LIMIT_S, Mounted, is_mounted, run_dafmount, servers, wait_until
+from mounts import DAFMOUNT, LIMIT_S, Mounted, is_mounted, run_dafmount, servers, wait_until, write_daf
 
 pytestmark = pytest.mark.fuse
 
@@ -32,27 +32,6 @@ EMPTY = 9
 DENIED = 10
 
 
-@pytest.fixture
-def mountpoint(tmp_path: Path) -> Iterator[Path]:
-    """An empty directory to mount on; whatever the test leaves there is unmounted."""
-    place = tmp_path / "mnt"
-    place.mkdir()
-    yield place
-    while is_mounted(place):
-        subprocess.run(["fusermount3", "-uz", place], check=True, timeout=LIMIT_S)
-
-
-def write_daf(place: Path, version: str = "[1,1]") -> Path:
-    """A small flat data set."""
-    (place / "axes").mkdir(parents=True)
-    (place / "vectors" / "cell").mkdir(parents=True)
-    (place / "daf.json").write_text(f'{{"version":{version}}}\n')
-    (place / "axes" / "cell.txt").write_text("a\nb\nc\n")
-    (place / "vectors" / "cell" / "age.json").write_text('{"format":"dense","eltype":"UInt8"}\n')
-    (place / "vectors" / "cell" / "age.data").write_bytes(b"\x01\x02\x03")
-    return place
-
-
 def zip_daf(archive: Path, *groups: str) -> Path:
     tree = write_daf(archive.with_name(f"{archive.name}.tree"))
     with zipfile.ZipFile(archive, "w") as stream:
@@ -61,11 +40,6 @@ def zip_daf(archive: Path, *groups: str) -> Path:
                 if path.is_file():
                     stream.write(path, f"{group}/{path.relative_to(tree)}".lstrip("/"))
     return archive
-
-
-@pytest.fixture
-def daf(tmp_path: Path) -> Path:
-    return write_daf(tmp_path / "small.daf")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
