@@ -144,10 +144,11 @@ def _user_allow_other() -> bool:
 
 def unmount(path: str, *, lazy: bool) -> str:
     """Take a mount away; the empty string, or why it cannot be."""
-    if os.geteuid() == 0 and shutil.which("umount"):
-        command = ["umount", *(["-l"] if lazy else []), "--", path]
-    else:
+    # umount(8) asks the file system what it is, and waits for ever where the daemon hangs.
+    if shutil.which("fusermount3") or os.geteuid() != 0:
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", path]
+    else:
+        command = ["umount", *(["-l"] if lazy else []), "--", path]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_UNMOUNT_LIMIT_S, check=False

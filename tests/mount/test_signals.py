@@ -213,7 +213,7 @@ def test_dead_mounts_on_top_of_each_other_are_all_taken_away(daf: Path, mountpoi
 
 @contextmanager
 def terminal(command: str) -> Iterator[int]:
-    """A shell that runs a command in a terminal of its own, which closes at the end; gives the terminal's other side."""
+    """A shell that runs a command in a terminal, which closes at the end; gives the terminal's other side."""
     shell, master = pty.fork()
     if shell == 0:
         os.execv("/bin/sh", ["/bin/sh", "-c", f"{command}; echo 'status '$?; exec cat"])

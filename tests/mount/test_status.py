@@ -1,4 +1,4 @@
-"""What a mount tells of itself and of its files, as getfattr, ls, numpy, and `dafmount --list` and `--status` see it."""
+"""What a mount tells of itself and of its files, as getfattr, ls, numpy, `dafmount --list` and `--status` see it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_ls_asks_for_the_attributes_of_no_more_than_a_few_of_many_files(tmp_path
         (source / "vectors" / "cell" / f"v{number}.data").write_bytes(b"abc")
     with mounted(source) as place:
         before = status(place)["requests"]
-        done = subprocess.run(["ls", "-l", place / "vectors" / "cell"], capture_output=True, check=True, timeout=LIMIT_S)
+        command = ["ls", "-l", place / "vectors" / "cell"]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
         assert done.stdout.count(b"\n") == 1 + 2 * (n_files + 1)
         after = status(place)["requests"]
     # Asking for the status takes a few as well.
