@@ -119,7 +119,7 @@ def _apply(options: Options, word: str) -> Options:
     if name in _IGNORED or name.startswith(("x-", "comment")):
         return options
     if name == "rw":
-        raise UsageError("option 'rw': what dafmount mounts can only be read; leave it out, 'ro' is implied")
+        raise UsageError("option 'rw': a dafmount is read-only; leave it out, 'ro' is implied")
     if name == "remount":
         raise UsageError("option 'remount': unmount it and mount it again instead")
     raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(_SETTERS))} and those of mount(8)")
