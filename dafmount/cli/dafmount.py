@@ -242,8 +242,9 @@ def _ownership(source: str, options: Options) -> Ownership:
         readable = 0o440
     uid = os.getuid() if options.uid is None else options.uid
     file_mode = _masked(0o444, readable, options.umask, options.fmask)
+    executable_mode = _masked(0o555, readable | readable >> 2, options.umask, options.fmask)
     directory_mode = _masked(0o555, readable | readable >> 2, options.umask, options.dmask)
-    return Ownership(uid, gid, file_mode, directory_mode)
+    return Ownership(uid, gid, file_mode, executable_mode, directory_mode)
 
 
 def _masked(everything: int, unmasked: int, umask: int | None, own_mask: int | None) -> int:

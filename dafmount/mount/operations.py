@@ -49,6 +49,8 @@ class Ownership:
     uid: int
     gid: int
     file_mode: int
+    executable_mode: int
+    """Of a file that can be run where it is stored."""
     directory_mode: int
 
 
@@ -399,7 +401,7 @@ class Operations(pyfuse3.Operations):
         if isinstance(node, Directory):
             entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | self._ownership.directory_mode)
         else:
-            mode = self._ownership.directory_mode if node.is_executable else self._ownership.file_mode
+            mode = self._ownership.executable_mode if node.is_executable else self._ownership.file_mode
             entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | mode)
             entry.st_size = node.size or 0
             entry.st_blocks = -(-entry.st_size // SECTOR_BYTES)

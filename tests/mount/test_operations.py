@@ -126,7 +126,7 @@ def make(**files: Any) -> Operations:
 
 
 def operations_over(root: Directory) -> Operations:
-    ownership = Ownership(11, 12, 0o440, 0o550)
+    ownership = Ownership(11, 12, 0o440, 0o500, 0o550)
     attributes = {"user.dafmount.pid": b"1"}
     return Operations(root, OpenContents(4), Offload(4, 30), ownership, 10_000, Statistics(), lambda: attributes)
 
