@@ -195,7 +195,8 @@ def test_an_ordinary_user_is_told_why_not(mode: str, place: Place) -> None:
     check_refusal(run(place, nobody.does(f"$D $S $M -o allow_other {mode}")), "user_allow_other", "/etc/fuse.conf")
     check_refusal(run(place, nobody.does(f"$D $S $M -o allow_root {mode}")), "user_allow_other", "/etc/fuse.conf")
     check_refusal(run(place, f"chown root $M; {mount}"), str(place.mountpoint), "permission denied", "may write")
-    check_refusal(run(place, f"chown nobody $M; chmod 700 $S; {mount}"), str(place.daf), "Permission denied", status=DENIED)
+    secret = run(place, f"chown nobody $M; chmod 700 $S; {mount}")
+    check_refusal(secret, str(place.daf), "Permission denied", status=DENIED)
     check_refusal(run(place, f"mkdir -m 700 $M.d $M.d/m; {nobody.does(f'$D $S $M.d/m {mode}')}"), "Permission denied")
 
 
