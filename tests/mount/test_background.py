@@ -61,7 +61,8 @@ from dafmount.cli import dafmount
 from dafmount.mount import background
 
 def show(child):
-    print(*sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "trio", "pyfuse3", "blosc2", "requests"}))
+    heavy = {"numpy", "trio", "pyfuse3", "blosc2", "requests"}
+    print(*sorted({name.partition(".")[0] for name in sys.modules} & heavy))
     return background.Outcome(0, "")
 
 background.run = show
