@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _mount(command)
     except (DafmountError, OSError) as error:
         return _fail(error)
+    except KeyboardInterrupt:
+        return background.EXIT_INTERRUPTED
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -58,8 +58,8 @@ def run(child: Callable[[Report], int]) -> Outcome:
     if pid == 0:
         os.close(readable)
         _be_child(child, writable)
-    os.close(writable)
     try:
+        os.close(writable)
         with os.fdopen(readable, "rb") as pipe:
             report = pipe.read()
     except KeyboardInterrupt:

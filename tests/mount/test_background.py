@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_the_parent_does_not_wait_for_a_child_that_is_gone() -> None:
     outcome = background.run(child)
     assert outcome.exit_code == 1
     assert "ended before the mount was usable" in outcome.message
+
+
+def test_an_interrupted_parent_takes_the_child_along() -> None:
+    readable, writable = os.pipe()
+
+    def child(report: Report) -> int:
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.pause()
+        return 0
+
+    assert background.run(child) == Outcome(130, "interrupted")
+    os.close(writable)
+    with os.fdopen(readable) as pipe:
+        assert pipe.read() == ""  # which is read when the child, too, no longer holds it
 
 
 @pytest.mark.fuse
