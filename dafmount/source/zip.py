@@ -131,6 +131,16 @@ class ZipArchive:
         """Every directory ('' is the root) with a file `name`, sorted, without listing any."""
         return self._directory.directories_holding(name)
 
+    @property
+    def directory(self) -> ZipDirectory:
+        """Every entry, those that are not shown included."""
+        return self._directory
+
+    @property
+    def source(self) -> ByteSource:
+        """The bytes of the archive itself."""
+        return self._source
+
     def open(self, path: str) -> ByteSource:
         """Opens an entry after a look at its local header.
 

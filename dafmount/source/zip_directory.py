@@ -349,6 +349,26 @@ class ZipDirectory:
         raw_name = data[at + _HEADER.size : extra_start]
         return Record(index, raw_name, flags, method, crc, compressed_size, size, header_offset + self._shift)
 
+    def name_extra(self, index: int) -> bytes:
+        """Info-ZIP's Unicode path field of the entry `index`, which says what it is called; empty where it has none."""
+        at = self._offset_at[index] + _HEADER.size
+        name_length, extra_length = struct.unpack_from("<2H", self._raw.data, at - 18)
+        return _extra(self._raw.data, at + name_length, extra_length, _EXTRA_UNICODE_PATH)
+
+    def is_hidden(self, index: int) -> bool:
+        """Whether another entry is the file that is found under the name of the entry `index`."""
+        found = self._find(self._path(index))
+        return found is not None and found != index
+
+    def path(self, index: int) -> str:
+        """What the entry `index` is called, with `/` at its end where it is a directory."""
+        return decode(self._path(index))
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Why names are not shown, and how many for each reason."""
+        return dict(self._left_out)
+
     def listdir(self, path: str) -> list[Entry]:
         """Directories, then files, each in the archive's order; raises NotFound."""
         directory = self._followed(encode(path))
@@ -770,6 +790,11 @@ class _Fields(NamedTuple):
 
     start: Integers
     length: Integers
+
+
+def unicode_path(extra: bytes) -> bytes:
+    """The Unicode path field of an entry's or local header's extra fields; empty where there is none."""
+    return _extra(extra, 0, len(extra), _EXTRA_UNICODE_PATH)
 
 
 def _extra(data: bytes, start: int, length: int, wanted: int) -> bytes:

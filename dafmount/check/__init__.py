@@ -1,0 +1,1 @@
+"""What is wrong with a Daf, and what it consists of."""
