@@ -86,6 +86,10 @@ class FilesLayout:
                 for name in self._names(f"matrices/{rows}/{columns}", ".json"):
                     yield PropertyKey((rows, columns), name)
 
+    def names(self, axes: Sequence[str]) -> Iterator[str]:
+        """The names of the vectors of one axis, or of the matrices of two."""
+        return self._names("/".join(["vectors" if len(axes) == 1 else "matrices", *axes]), ".json")
+
     def axis_length(self, axis: str) -> int:
         """The number of entries of an axis: the lines of its file, a last one without its newline included."""
         if axis not in self._lengths:
