@@ -85,7 +85,7 @@ class LazyArray:
         return f"<lazy array of {' x '.join(map(str, self._shape))} {self._dtype}>"
 
     def __getitem__(self, key: Key) -> Any:
-        """A numpy array, or a single value; reads only the chunks that hold it. Raises IndexError, or what reading does."""
+        """A numpy array, or a single value; reads only the chunks that hold it. Raises IndexError, or as reading."""
         indices = _expanded(key, self.ndim)
         ranges = [_selected(index, n) for index, n in zip(indices, self._shape, strict=True)]
         columns = ranges[1] if len(ranges) == 2 else range(1)
