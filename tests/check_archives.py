@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dafmount.check.findings import Finding
+from dafmount.check.run import check
 from dafmount.daf.eltype import NUMERIC
 from dafmount.errors import DafmountError
 from dafmount.shard.codecs import CODECS
@@ -171,4 +173,18 @@ def flipped(data: bytes, at: int, mask: int) -> bytes:
     return bytes(changed)
 
 
-Make = Callable[[str], Files]
+def findings(source: Path | str, *, quick: bool = False, jobs: int = 1) -> list[Finding]:
+    """All that is found; raises what keeps the source from being read."""
+    found: list[Finding] = []
+    summary = check(str(source), found.append, quick=quick, jobs=jobs)
+    assert summary.errors == sum(finding.severity == "error" for finding in found)
+    assert summary.warnings == len(found) - summary.errors
+    return found
+
+
+def is_found_out(source: Path | str) -> bool:
+    """Whether a check ends with anything but 'clean'."""
+    try:
+        return any(finding.severity == "error" for finding in findings(source))
+    except (DafmountError, OSError):
+        return True

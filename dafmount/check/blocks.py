@@ -340,34 +340,19 @@ class _BlockCheck:
         )
         agrees &= is_plain | is_zip64
         for place in np.flatnonzero(~(is_header & agrees)).tolist():
-            self._say_header(
-                int(part.numbers[place]), heads[place].tobytes(), part.entries[place].tobytes(), name_bytes
-            )
+            self._say_header(int(part.numbers[place]), heads[place].tobytes(), part.entries[place].tobytes())
         return at + directory.LOCAL_HEADER_BYTES + lengths.sum(axis=1), is_header
 
-    def _say_header(self, number: int, head: bytes, entry: bytes, name_bytes: int) -> None:
+    def _say_header(self, number: int, head: bytes, entry: bytes) -> None:
         """What distinguishes a local header from its directory entry."""
         try:
-            directory.data_start(head, 0, f"{self._shard.name}: chunk {number}")
+            directory.data_start(head, 0, self._called(number))
         except CorruptShard as error:
             self.fault(number, error)
             return
-        for what, start, central, length in (
-            ("ZIP flags", 6, 8, 2),
-            ("a ZIP method of", 8, 10, 2),
-            ("a CRC-32 of", 14, 16, 4),
-            ("a name length of", 26, 28, 2),
-        ):
-            found = int.from_bytes(head[start : start + length], "little")
-            wanted = int.from_bytes(entry[central : central + length], "little")
-            if found != wanted:
-                self.fault(number, f"its local header has {what} {found:#x}, its directory entry {wanted:#x}")
-                return
-        found_name, name = head[30 : 30 + name_bytes], entry[46 : 46 + name_bytes]
-        if found_name != name:
-            self.fault(number, f"its local header has the name {found_name!r}, its directory entry {name!r}")
-        else:
-            self.fault(number, "its local header has other sizes than its directory entry")
+        faults = header_faults(head, entry, "chunk")
+        for fault in faults or ["its local header and its directory entry differ"]:
+            self.fault(number, fault)
 
     def _check_index(self, part: _Chunks, data_offset: NDArray[np.int64]) -> None:
         if part.indexed is None:
@@ -467,6 +452,40 @@ class _BlockCheck:
                     self.fault(
                         int(numbers[row]), f"value {at} is the byte {int(raw[row, at])}, expected a Bool: 0 or 1"
                     )
+
+
+def header_faults(header: bytes, entry: bytes, what: str) -> list[str]:
+    """What distinguishes the local header of a sound signature from its directory entry (APPNOTE 4.3.7, 4.3.12)."""
+    for said, start, central, length in (
+        ("ZIP flags", 6, 8, 2),
+        ("a ZIP method of", 8, 10, 2),
+        ("a CRC-32 of", 14, 16, 4),
+        ("a name length of", 26, 28, 2),
+    ):
+        found = int.from_bytes(header[start : start + length], "little")
+        wanted = int.from_bytes(entry[central : central + length], "little")
+        if found != wanted:
+            return [f"the local header of the {what} has {said} {found:#x}, its directory entry {wanted:#x}"]
+    name_stop = 30 + int.from_bytes(header[26:28], "little")
+    name = entry[46 : 16 + name_stop]
+    if header[30:name_stop] != name:
+        return [f"the local header of the {what} has the name {header[30:name_stop]!r}, its directory entry {name!r}"]
+    extra_bytes = int.from_bytes(header[28:30], "little")
+    found_sizes = _sizes(header[18:26], header[name_stop : name_stop + extra_bytes])
+    wanted_sizes = _sizes(entry[20:28], entry[16 + name_stop :])
+    if found_sizes != wanted_sizes:
+        return [f"the local header of the {what} has the sizes {found_sizes}, its directory entry {wanted_sizes}"]
+    return []
+
+
+def _sizes(narrow: bytes, extra: bytes) -> tuple[int, int]:
+    """Stored and raw size, from the ZIP64 field (4.5.3) at the beginning of `extra` where both have sentinels."""
+    stored, raw = struct.unpack("<II", narrow)
+    if (stored, raw) == (_SENTINEL_32, _SENTINEL_32) and len(extra) >= _LOCAL_ZIP64_BYTES:
+        kind, length, wide_raw, wide_stored = struct.unpack_from("<HHQQ", extra)
+        if kind == 1 and 16 <= length <= len(extra) - 4:
+            return wide_stored, wide_raw
+    return stored, raw
 
 
 def _same_name(name: str, at: int) -> str:

@@ -25,6 +25,7 @@ from dafmount.check.blocks import (
     absent_chunks,
     check_block,
     has_names,
+    header_faults,
     index_pairs,
     name_bytes,
 )
@@ -169,8 +170,8 @@ def _read_codec_json(
         sink.error(f"the directory ends with {place[1]} bytes, expected the {46 + lengths} of codec.json's entry")
     header = shard.source.read(entry.header_offset, min(entry.header_hint, end.directory_offset - entry.header_offset))
     skip = directory.data_start(header, 0, f"{shard.name}: codec.json")
-    if header[30:40] != b"codec.json":
-        sink.error(f"the local header of codec.json is that of {header[30:40]!r}")
+    for fault in header_faults(header, block, "codec.json"):
+        sink.error(fault)
     if entry.header_offset + skip + entry.stored_bytes > end.directory_offset:
         raise CorruptShard(f"codec.json has {entry.stored_bytes} bytes, more than there are before the directory")
     text = shard.source.read(entry.header_offset + skip, entry.stored_bytes)
