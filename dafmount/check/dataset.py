@@ -77,6 +77,8 @@ class DatasetCheck:
     counts: Counts
     _described: dict[str, JSON] = field(default_factory=dict)
     """What metadata.json must say."""
+    _unknown_axes: set[str] = field(default_factory=set)
+    """Axes whose length cannot be told, which was said once."""
     _version: tuple[int, int] = (1, 1)
 
     def run(self) -> None:
@@ -127,6 +129,7 @@ class DatasetCheck:
                 if not self.quick:
                     self._check_axis(self.layout.path(path), sink)
             except _FAULTS as error:
+                self._unknown_axes.add(axis)
                 sink.error(error)
             sink.close()
 
@@ -228,6 +231,10 @@ class DatasetCheck:
         """What metadata.json must say of a property."""
         self._described[key.path] = dict(fields)
 
+    def lengths(self, axes: tuple[str, ...]) -> list[int] | None:
+        """The lengths of axes; None where one cannot be told."""
+        return None if self._unknown_axes & set(axes) else [self.layout.axis_length(axis) for axis in axes]
+
     @property
     def version(self) -> tuple[int, int]:
         """What daf.json says."""
@@ -316,10 +323,8 @@ class _PropertyCheck:
         return _Part(component, path, self._check._sink(path), self._entries.get(self._key.name + suffix))
 
     def _check_parts(self, descriptor: Descriptor, parts: list[_Part], sink: Sink) -> None:
-        try:
-            lengths = [self._layout.axis_length(axis) for axis in self._key.axes]
-        except _FAULTS as error:
-            sink.error(error)
+        lengths = self._check.lengths(self._key.axes)
+        if lengths is None:
             return
         if descriptor.layout == "sparse":
             known = {part.component.key: self._with_count(part, len(parts), lengths) for part in parts}

@@ -43,14 +43,18 @@ class Summary:
 
 
 class _Tally:
-    """Counts findings on their way."""
+    """Counts findings on their way; what two passes find is told once."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self.errors = 0
         self.warnings = 0
+        self._told: set[Finding] = set()
 
     def __call__(self, finding: Finding) -> None:
+        if finding in self._told:
+            return
+        self._told.add(finding)
         if finding.severity == "error":
             self.errors += 1
         else:
@@ -77,8 +81,10 @@ def check(
     counts = Counts()
     with Work(jobs, progress) as work:
         display = source
+        # Unless at a glance, the checksums of all entries are checked once, before anything else.
+        verify = "auto" if quick else "off"
         try:
-            resolved = resolve(source, spool=Spool(spool, spool_bytes), verify="auto")
+            resolved = resolve(source, spool=Spool(spool, spool_bytes), verify=verify)
             display = resolved.display
         except NotADaf:
             raise
