@@ -9,8 +9,8 @@
     ...     umis.shape, umis[:4, 0]
     (('cell', 'gene'), ('UMIs', 'spliced'))
     ['GENE1', 'GENE2']
-    array(['Astrocyte', 'Neuron', 'Oligodendrocyte'], dtype=object)
-    ((400, 60), array([3, 1, 3, 5], dtype=uint32))
+    array(['Astrocyte', 'Oligodendrocyte', 'Oligodendrocyte'], dtype=object)
+    ((400, 60), array([4, 4, 4, 2], dtype=uint32))
 """
 
 from __future__ import annotations
