@@ -22,6 +22,7 @@ from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MAX_DESCRIPTOR_BYTES, FilesLayout
 from dafmount.errors import CorruptShard, DafmountError, NotADaf, NotFound
 from dafmount.shard import codecs, directory
+from dafmount.shard.names import GZIP_NAME
 from dafmount.source.base import ByteSource
 from dafmount.source.local import LocalFile
 from dafmount.source.names import shown
@@ -376,7 +377,7 @@ def describe_shard(
     sizes = _chunk_sizes(source, end, stride, n_listed, name)
     text = _codec_json(source, end, stride, n_listed, name)
     packing = component.packing if component is not None else None
-    grid_shape = _grid_from_names(source, end, stride, n_listed)
+    grid_shape = _grid_from_names(source, end, stride, n_listed, name)
     flat = None
     n_chunks = n_listed
     if packing is not None and shape is not None and component is not None:
@@ -483,16 +484,22 @@ def _gist(pipeline: list[JSON] | None) -> list[object] | None:
 
 
 def _grid_from_names(
-    source: ByteSource, end: directory.End, stride: directory.Stride, n: int
+    source: ByteSource, end: directory.End, stride: directory.Stride, n: int, name: str
 ) -> tuple[int, ...] | None:
-    """Chunks along each dimension, from the name of the last one; None where names do not tell."""
+    """Chunks along each dimension, from the name of the last one; None where gzip's names do not tell.
+
+    Raises CorruptShard for a name that no chunk has.
+    """
     if not n:
         return None
     at = end.directory_offset + (n - 1) * stride.entry_bytes + directory.CENTRAL_ENTRY_BYTES
-    first, *blocks = source.read(at, stride.name_bytes).split(b"/")
-    if first != b"c" or not all(block.isdigit() for block in blocks):
+    last = source.read(at, stride.name_bytes)
+    if last.startswith(GZIP_NAME[:4]):
         return None
-    grid = tuple(int(block) + 1 for block in reversed(blocks))
+    first, *blocks = last.split(b"/")
+    grid = tuple(int(block) + 1 for block in reversed(blocks) if block.isdigit())
+    if first != b"c" or not grid or len(grid) != len(blocks):
+        raise CorruptShard(f"{name}: its last entry is called {last[:64]!r}, expected a chunk's name such as c/0")
     return grid if math.prod(grid) == n else None
 
 
