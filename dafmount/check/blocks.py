@@ -113,6 +113,8 @@ class OpenedShard:
     n_present: int
     present_counts: list[int] = field(repr=False)
     """Chunks that are not absent, of each block."""
+    has_gzip_names: bool
+    """Whether names are gzip headers; those of a "zipped" shard need not be."""
     keeps_values: bool
     is_quick: bool
 
@@ -234,7 +236,8 @@ class _BlockCheck:
 
     def _check_names(self, listed: _Chunks) -> None:
         stride = self._opened.stride
-        if len(listed.numbers) and has_names(self._shard, stride):
+        expected_bytes = name_bytes(self._shard.grid, is_gzip_name=self._opened.has_gzip_names)
+        if len(listed.numbers) and stride.name_bytes == expected_bytes:
             expected = self._expected_names(listed)
             found = _names_of(listed, stride)
             for at in np.flatnonzero((found != expected).any(axis=1)).tolist():
@@ -257,7 +260,7 @@ class _BlockCheck:
                 )
 
     def _expected_names(self, listed: _Chunks) -> NDArray[np.uint8]:
-        return chunk_names(listed.numbers, self._shard.grid.grid_shape, is_gzip=self._shard.is_gzip)
+        return chunk_names(listed.numbers, self._shard.grid.grid_shape, is_gzip=self._opened.has_gzip_names)
 
     def _check_index_lengths(self, listed: _Chunks) -> None:
         assert listed.indexed is not None
@@ -522,13 +525,10 @@ def _has_padding(chunk: NDArray[np.generic], rows: int, columns: int) -> bool:
     return bool(chunk[columns:].any() or chunk[:columns, rows:].any())
 
 
-def name_bytes(shard: Shard) -> int:
-    names = chunk_names(np.zeros(1, np.int64), shard.grid.grid_shape, is_gzip=shard.is_gzip)
+def name_bytes(grid: Grid, *, is_gzip_name: bool) -> int:
+    """How long the name of a chunk is."""
+    names = chunk_names(np.zeros(1, np.int64), grid.grid_shape, is_gzip=is_gzip_name)
     return int(names.shape[1])
-
-
-def has_names(shard: Shard, stride: directory.Stride) -> bool:
-    return stride.name_bytes == name_bytes(shard)
 
 
 def index_pairs(block: bytes) -> NDArray[np.uint64]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dafmount.check.dataset import Counts, DatasetCheck
+from dafmount.check.context import Context, Counts
+from dafmount.check.dataset import DatasetCheck
 from dafmount.check.findings import Emit, Finding, Sink
 from dafmount.check.outer import check_entries
 from dafmount.check.work import Progress, Work
@@ -114,7 +115,7 @@ def _check_archive(resolved: Resolved, emit: Emit, work: Work, counts: Counts, *
         layout = FilesLayout(archive, root)
         style = Style(ChunkCache(CACHE_BYTES))
         has_metadata = not isinstance(archive, ZipArchive)
-        dataset = DatasetCheck(layout, style, emit, work, quick, has_metadata, counts)
+        dataset = DatasetCheck(Context(layout, style, emit, work, quick, counts), has_metadata)
         try:
             dataset.run()
         except UnsupportedFormat as error:

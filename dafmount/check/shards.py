@@ -24,7 +24,6 @@ from dafmount.check.blocks import (
     Shard,
     absent_chunks,
     check_block,
-    has_names,
     header_faults,
     index_pairs,
     name_bytes,
@@ -36,6 +35,7 @@ from dafmount.daf.catalog import Packing
 from dafmount.daf.eltype import NUMERIC
 from dafmount.errors import CorruptShard, UnsupportedFormat
 from dafmount.shard import codecs, directory
+from dafmount.shard.names import GZIP_NAME
 
 _INDEX_BLOCK = 1 << 16
 _FREE = frozenset({"blocksize", "typesize"})
@@ -92,8 +92,10 @@ def _open(shard: Shard, sink: Sink, *, keeps_values: bool, quick: bool) -> Opene
     n_listed = _listed(end.n_entries, n_chunks, n_present, is_stored)
     first = source.read(end.directory_offset, min(4096, end.directory_bytes))
     stride = directory.parse_stride(first, end, n_listed, name)
-    if n_listed and not has_names(shard, stride):
-        sink.error(f"its directory gives chunks names of {stride.name_bytes} bytes, expected {name_bytes(shard)}")
+    has_gzip_names = shard.is_gzip and (shard.is_indexed or first[46:48] == GZIP_NAME[:2])
+    expected = name_bytes(shard.grid, is_gzip_name=has_gzip_names)
+    if n_listed and stride.name_bytes != expected:
+        sink.error(f"its directory gives chunks names of {stride.name_bytes} bytes, expected {expected}")
     text = _read_codec_json(shard, end, stride, n_listed, sink)
     if text is None and is_stored and n_chunks:
         sink.warning("has no codec.json, without which other programs cannot decode its chunks")
@@ -101,7 +103,7 @@ def _open(shard: Shard, sink: Sink, *, keeps_values: bool, quick: bool) -> Opene
     decoder = codecs.make_decoder(shard.packing.compression, shard.itemsize, text if needs_text else None, True, name)
     if counts is None or n_listed != n_present:
         counts = [min(shard.block_chunks, n_chunks - at) for at in range(0, n_chunks, shard.block_chunks)]
-    return OpenedShard(shard, end, stride, decoder, n_listed, counts, keeps_values, quick)
+    return OpenedShard(shard, end, stride, decoder, n_listed, counts, has_gzip_names, keeps_values, quick)
 
 
 def _check_level(packing: Packing, sink: Sink) -> None:

@@ -435,6 +435,22 @@ def without_first_entry(shard_bytes: bytes) -> bytes:
     return shard_bytes[:start] + shard_bytes[start + length : end] + bytes(tail)
 
 
+def test_a_zipped_shard_that_another_program_wrote_is_sound(files: Files, tmp_path: Path) -> None:
+    """Without an index, with plain names and sizes."""
+    values = np.arange(48, dtype="<i4")
+    values[N_CELLS:] = 0
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as stream:
+        for chunk in range(3):
+            stream.writestr(f"c/{chunk}", values[16 * chunk : 16 * chunk + 16].tobytes())
+    edit_json(files, "vectors/cell/age.json", lambda fields: fields.update(packed_format="zipped", compression="gzip"))
+    edit_json(files, "vectors/cell/age.json", lambda fields: fields.update(compression_level=6))
+    files["vectors/cell/age.zip"] = out.getvalue()
+    assert found_in(files, tmp_path / "good") == []
+    files["vectors/cell/age.zip"] = out.getvalue().replace(b"c/1", b"c/0")
+    expect(found_in(files, tmp_path / "bad"), "vectors/cell/age.zip", "directory calls it b'c/0', expected b'c/1'", 1)
+
+
 def test_a_shard_cut_short(files: Files, tmp_path: Path) -> None:
     files["vectors/cell/age.zip"] = files["vectors/cell/age.zip"][:-1]
     expect(found_in(files, tmp_path), "vectors/cell/age.zip", "expected a ZIP end record")
