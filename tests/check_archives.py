@@ -156,7 +156,6 @@ def seen(source: str) -> dict[str, bytes] | None:
 def _walk(directory: Directory, shown: dict[str, bytes]) -> None:
     for node in directory.children().values():
         if isinstance(node, File):
-            node.number = len(shown) + 2  # the cache tells files apart by it
             content = node.opener.open(node)
             try:
                 shown[node.path] = content.read(0, content.size) if content.size else b""

@@ -20,11 +20,12 @@ from dafmount.daf.catalog import Component, Descriptor, PropertyKey
 from dafmount.daf.descriptor import JSON, parse_json
 from dafmount.daf.eltype import NUMERIC, is_string
 from dafmount.daf.files_layout import MAX_DESCRIPTOR_BYTES, FilesLayout
+from dafmount.daf.sources import open_source
 from dafmount.errors import CorruptDescriptor, GroupNotFound, NotFound, UnsupportedFormat
 from dafmount.source.base import ByteSource
 from dafmount.source.local import LocalFile
 from dafmount.source.names import shown
-from dafmount.source.resolve import Resolved, daf_roots, resolve
+from dafmount.source.resolve import Resolved, daf_roots
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
 from dafmount.tree.build import Style, open_shard, packed_content
@@ -49,7 +50,7 @@ _FLOAT_WORDS = {
 
 def open_daf(source: str, *, cache_bytes: int, spool: Path | None, spool_bytes: int, verify: bool) -> Daf:
     """See `dafmount.open`."""
-    resolved = resolve(source, spool=Spool(spool, spool_bytes), verify="auto" if verify else "off")
+    resolved = open_source(source, spool=Spool(spool, spool_bytes), verify="auto" if verify else "off")
     try:
         if not resolved.is_daf:
             raise _several(resolved)

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +21,14 @@ from dafmount.daf.catalog import DENSE, Component, Descriptor, PropertyKey
 from dafmount.daf.descriptor import JSON, parse_json
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MAX_DESCRIPTOR_BYTES, FilesLayout
+from dafmount.daf.sources import open_source
 from dafmount.errors import CorruptShard, DafmountError, NotADaf, NotFound
 from dafmount.shard import codecs, directory
 from dafmount.shard.names import GZIP_NAME
 from dafmount.source.base import ByteSource
 from dafmount.source.local import LocalFile
 from dafmount.source.names import shown
-from dafmount.source.resolve import DAF_JSON, Resolved, daf_roots, resolve
+from dafmount.source.resolve import DAF_JSON, Resolved, daf_roots
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
 from dafmount.tree.build import Style, packed_content
@@ -200,9 +202,10 @@ class _Opened:
     """A source, opened for the time of a description."""
 
     def __init__(self, source: str, spool: Path | None) -> None:
-        self._resolved: Resolved = resolve(source, spool=Spool(spool, 4 << 30))
+        self._resolved: Resolved = open_source(source, spool=Spool(spool, 4 << 30))
         self.archive = self._resolved.archive
         self._style = Style(ChunkCache(1 << 24))
+        self._numbers = count(1)
 
     def __enter__(self) -> _Opened:
         return self
@@ -265,7 +268,7 @@ class _Opened:
             shape = _shape(layout, key, component, stored)
             n_chunks = 0
             if packing is not None:
-                content = packed_content(source, shape, component, self._style, 1 + hash(path) % (1 << 20))
+                content = packed_content(source, shape, component, self._style, next(self._numbers))
                 flat = content.size
                 n_chunks = math.prod(-(-n // size) for n, size in zip(shape, packing.chunk_shape, strict=True))
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,9 @@ from dafmount.daf.eltype import NUMERIC, is_string, itemsize
 from dafmount.source.base import ByteSource, Entry
 from dafmount.tree.build import open_shard, packed_content
 from dafmount.tree.content import Content
+
+_numbers = count(1)
+"""Tell the chunks of one file from those of another in the shared cache."""
 
 
 class _Part(NamedTuple):
@@ -170,7 +174,7 @@ class PropertyCheck:
         content: Content = source
         try:
             if part.component.packing is not None:
-                content = packed_content(source, (n,), part.component, self._context.style, _number_of(part.path))
+                content = packed_content(source, (n,), part.component, self._context.style, next(_numbers))
             dtype = np.dtype(NUMERIC[part.component.eltype])
             for block in file_blocks(content):
                 yield integers(np.frombuffer(block, dtype))
@@ -244,8 +248,3 @@ class PropertyCheck:
             position += len(numbers)
         if values is not None:
             values.finish()
-
-
-def _number_of(path: str) -> int:
-    """A number that tells a file's chunks from those of the one read before it in the shared cache."""
-    return hash(path) & 0xFFFFFF

@@ -14,9 +14,10 @@ from dafmount.check.findings import Emit, Finding, Sink
 from dafmount.check.outer import check_entries
 from dafmount.check.work import Progress, Work
 from dafmount.daf.files_layout import FilesLayout
-from dafmount.errors import Corrupt, NotADaf, UnsupportedFormat
+from dafmount.daf.sources import open_source
+from dafmount.errors import Corrupt, UnsupportedFormat
 from dafmount.source.base import Archive
-from dafmount.source.resolve import Resolved, daf_roots, resolve
+from dafmount.source.resolve import Resolved, daf_roots
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
 from dafmount.tree.build import Style
@@ -85,10 +86,8 @@ def check(
         # Unless at a glance, the checksums of all entries are checked once, before anything else.
         verify = "auto" if quick else "off"
         try:
-            resolved = resolve(source, spool=Spool(spool, spool_bytes), verify=verify)
+            resolved = open_source(source, spool=Spool(spool, spool_bytes), verify=verify)
             display = resolved.display
-        except NotADaf:
-            raise
         except Corrupt as error:
             Sink(source, "", tally).error(error)
         else:

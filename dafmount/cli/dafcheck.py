@@ -106,18 +106,21 @@ def _check(source: str, jobs: int, quick: bool, as_json: bool, quiet: bool) -> i
 
 
 def _summary_text(summary: Summary) -> str:
-    counts = ", ".join(
-        f"{n} {what}" for n, what in (
-            (summary.properties, "properties"),
-            (summary.files, "files"),
-            (summary.shards, "shards"),
-            (summary.chunks, "chunks"),
-        )
-    )  # fmt: skip
-    result = "clean" if not summary.errors else f"{summary.errors} errors"
+    counts = [
+        _counted(summary.properties, "property", "properties"),
+        _counted(summary.files, "file", "files"),
+        _counted(summary.shards, "shard", "shards"),
+        _counted(summary.chunks, "chunk", "chunks"),
+        f"{size_text(summary.read_bytes)} read",
+    ]
+    result = "clean" if not summary.errors else _counted(summary.errors, "error", "errors")
     if summary.warnings:
-        result += f", {summary.warnings} warnings"
-    return f"{summary.source}: {result} ({counts}, {size_text(summary.read_bytes)} read)"
+        result += ", " + _counted(summary.warnings, "warning", "warnings")
+    return f"{summary.source}: {result} ({', '.join(counts)})"
+
+
+def _counted(n: int, one: str, many: str) -> str:
+    return f"{n} {one if n == 1 else many}"
 
 
 if __name__ == "__main__":

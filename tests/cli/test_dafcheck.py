@@ -56,7 +56,7 @@ def test_a_damaged_source(damaged: Path) -> None:
     fault, warning = found.stdout.splitlines()
     assert fault.startswith(f"{damaged}: vectors/cell/age.zip: chunk 1: ")
     assert warning.startswith(f"{damaged}: vectors/cell/lost.data: warning: ")
-    assert f"{damaged}: 1 errors, 1 warnings" in found.stderr
+    assert f"{damaged}: 1 error, 1 warning (" in found.stderr
 
 
 def test_a_warning_alone_is_no_fault(clean: Path) -> None:
