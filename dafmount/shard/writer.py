@@ -24,6 +24,7 @@ from dafmount.errors import UnsupportedFormat
 from dafmount.shard import codecs
 from dafmount.shard.directory import CENTRAL_ENTRY_BYTES, INDEX_CHECKSUM_BYTES, LOCAL_HEADER_BYTES, index_bytes
 from dafmount.shard.grid import Grid, make_grid
+from dafmount.shard.names import GZIP_NAME, chunk_names
 from dafmount.shard.strings import encode_strings
 
 _VERSION = 45  # APPNOTE 4.4.3.2: ZIP64
@@ -37,9 +38,7 @@ _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _LOCAL_ZIP64 = struct.Struct("<HHQQ")
 _CENTRAL_ZIP64_BYTES = 28
 _CODEC_JSON = b"codec.json"
-_GZIP_NAME = b"\x1f\x8b\x08\x01%s\x02\xff"
 _GZIP_MAX_CHUNKS = 1 << 24  # what four base64 characters count to
-_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _DIRECTORY_BLOCK = 1 << 14  # entries made at a time, about 1.3 MB
 _MAX_SIZE_32 = (1 << 32) - 1
 _NO_LIMIT = 1 << 62
@@ -133,7 +132,7 @@ class ShardWriter:
 
     def _gzip_parts(self, k: int, payload: bytes, crc: int, raw_bytes: int) -> tuple[bytes, ...]:
         """The name is the gzip header and the trailer follows as dead bytes: together a whole gzip stream."""
-        name = _GZIP_NAME % base64.b64encode(k.to_bytes(3, "big"))
+        name = GZIP_NAME % base64.b64encode(k.to_bytes(3, "big"))
         fields = (_VERSION_DEFLATE, _UTF8_FLAG, self._method, 0, _DATE, crc, len(payload), raw_bytes, len(name), 0)
         return _LOCAL.pack(0x04034B50, *fields), name, payload, struct.pack("<II", crc, raw_bytes)
 
@@ -147,27 +146,6 @@ class ShardWriter:
             k, block = divmod(k, n)
             blocks.append(f"{block:0{width}}")
         return "/".join(("c", *reversed(blocks))).encode("ascii")
-
-    def _names(self, k: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The names of many chunks, a row of bytes each."""
-        if self._is_gzip:
-            names = np.empty((len(k), 10), np.uint8)
-            names[:] = np.frombuffer(_GZIP_NAME % b"AAAA", np.uint8)
-            for at, shift in enumerate((18, 12, 6, 0)):
-                names[:, 4 + at] = _BASE64[k >> shift & 63]
-            return names
-        names = np.empty((len(k), 1 + sum(1 + width for width in self._widths)), np.uint8)
-        end = names.shape[1]
-        names[:, 0] = ord("c")
-        rest = k
-        for n, width in zip(self.grid.grid_shape, self._widths, strict=True):
-            block, rest = rest % n, rest // n
-            for at in range(end - 1, end - 1 - width, -1):
-                names[:, at] = ord("0") + block % 10
-                block = block // 10
-            end -= width + 1
-            names[:, end] = ord("/")
-        return names
 
     def _blocks(self) -> Iterator[_Block]:
         """The chunks in directory order, some at a time."""
@@ -186,7 +164,8 @@ class ShardWriter:
 
     def _central_entries(self, chunks: _Block) -> bytes:
         n = len(chunks.crc)
-        names = self._names(np.arange(chunks.first, chunks.first + n, dtype=np.int64))
+        numbers = np.arange(chunks.first, chunks.first + n, dtype=np.int64)
+        names = chunk_names(numbers, self.grid.grid_shape, is_gzip=self._is_gzip)
         head = _central_head(self._method, 0, names.shape[1])
         entries = np.empty((n, CENTRAL_ENTRY_BYTES + names.shape[1] + _CENTRAL_ZIP64_BYTES), np.uint8)
         entries[:, :CENTRAL_ENTRY_BYTES] = np.frombuffer(head, np.uint8)

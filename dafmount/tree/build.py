@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dafmount.daf.catalog import PropertyKey
+from dafmount.daf.catalog import Component, PropertyKey
 from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
 from dafmount.errors import DafmountError, NotFound, SourceChanged
-from dafmount.shard.grid import make_grid
+from dafmount.shard.grid import Grid, make_grid
 from dafmount.source.base import Archive, ByteSource, Entry, Stamp
 from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
@@ -364,18 +364,34 @@ class PackedOpener:
         return self._attributes.values()
 
     def _open(self, source: ByteSource, number: int) -> Content:
-        style, component, packing = self._tree.style, self._packed.component, self._packed.component.packing
-        assert packing is not None
-        name = source.name
-        width = itemsize(component.eltype, name)
-        shape = self._tree.layout.shape(self._packed.key, component)
-        grid = make_grid(shape, packing.chunk_shape, width or 1, style.max_chunk_bytes, name)
-        chunk_bytes = None if width is None else grid.chunk_bytes
-        spec = ShardSpec(grid.n_chunks, packing, width, chunk_bytes, style.max_chunk_bytes, style.verify)
-        reader = ShardReader(source, spec, name)
-        if width is None:
-            return PackedText(grid, reader, style.cache, number)
-        return PackedNumbers(grid, reader, style.cache, number)
+        shape = self._tree.layout.shape(self._packed.key, self._packed.component)
+        return packed_content(source, shape, self._packed.component, self._tree.style, number)
+
+
+def packed_content(
+    source: ByteSource, shape: tuple[int, ...], component: Component, style: Style, number: int
+) -> PackedNumbers | PackedText:
+    """The flat bytes of a packed component, given its shard; `number` tells its chunks from others' in the cache.
+
+    Closing the content closes `source`. Raises CorruptDescriptor or UnsupportedFormat.
+    """
+    grid, reader = open_shard(source, shape, component, style)
+    if reader.spec.itemsize is None:
+        return PackedText(grid, reader, style.cache, number)
+    return PackedNumbers(grid, reader, style.cache, number)
+
+
+def open_shard(
+    source: ByteSource, shape: tuple[int, ...], component: Component, style: Style
+) -> tuple[Grid, ShardReader]:
+    """How a packed component is cut into chunks, and the reader of these; raises CorruptDescriptor."""
+    packing = component.packing
+    assert packing is not None
+    width = itemsize(component.eltype, source.name)
+    grid = make_grid(shape, packing.chunk_shape, width or 1, style.max_chunk_bytes, source.name)
+    chunk_bytes = None if width is None else grid.chunk_bytes
+    spec = ShardSpec(grid.n_chunks, packing, width, chunk_bytes, style.max_chunk_bytes, style.verify)
+    return grid, ShardReader(source, spec, source.name)
 
 
 def known(identity: Hashable, *more: Hashable) -> Hashable:
