@@ -49,19 +49,23 @@ class ShortRead(Corrupt):
     """A source held fewer bytes than its size promised."""
 
 
-class SourceChanged(DafmountError):
+class SourceFault(DafmountError):
+    """The source, not what is in it, kept something from being read; another time it may be read."""
+
+
+class SourceChanged(SourceFault):
     """What is being read was replaced or altered since it was opened."""
 
 
-class SourceDenied(DafmountError):
+class SourceDenied(SourceFault):
     """The source refuses to be read with the rights at hand."""
 
 
-class SourceTimeout(DafmountError):
+class SourceTimeout(SourceFault):
     """The source did not answer within the time allowed."""
 
 
-class SourceUnavailable(DafmountError):
+class SourceUnavailable(SourceFault):
     """The source cannot be reached, or gave up after the retries allowed."""
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from dafmount.errors import UsageError
+from dafmount.source.http_settings import HttpSettings, parse_header
+from dafmount.source.http_url import is_url
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -22,6 +24,9 @@ Verify: TypeAlias = Literal["off", "auto", "all"]
 VERIFY = get_args(Verify)
 
 CACHE_VARIABLE = "DAF_PACKED_LOCAL_CACHE_KB"
+HTTP_CACHE_VARIABLE = "DAF_PACKED_HTTP_CACHE_KB"
+GAP_VARIABLE = "DAF_HTTP_MAX_COALESCE_GAP_KB"
+PASSWORD_VARIABLE = "DAFMOUNT_PASSWORD"
 
 _Value: TypeAlias = int | float | str | Path
 _Parser: TypeAlias = Callable[[str, str], _Value]
@@ -45,6 +50,8 @@ class Options:
 
     cache_bytes: int = 64 * MIB
     """Most bytes of decoded chunks kept (`cache=`, or DAF_PACKED_LOCAL_CACHE_KB)."""
+    http_cache_bytes: int = 256 * MIB
+    """The same where the source is a URL (`cache=`, or DAF_PACKED_HTTP_CACHE_KB)."""
     spool: Path | None = None
     """Directory for decoded copies of compressed ZIP entries (`spool=`); None: $TMPDIR or /var/tmp."""
     spool_bytes: int = 4 * GIB
@@ -59,6 +66,8 @@ class Options:
     """How long a request may wait for the source before it fails with ETIMEDOUT (`timeout=`, seconds)."""
     readahead_bytes: int = MIB
     """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
+    http_readahead_bytes: int = 0
+    """The same where the source is a URL: what the kernel reads ahead for nobody is fetched too."""
     refresh_s: float = 1.0
     """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when opening a file shows it."""
     nonempty: bool = False
@@ -75,6 +84,14 @@ class Options:
     """What /proc/mounts shows as the source; None: the source itself."""
     kernel: tuple[str, ...] = ()
     """Words for libfuse, passed on."""
+    http: HttpSettings = field(default_factory=HttpSettings)
+    """How web servers are talked to."""
+
+    def for_source(self, source: str) -> Options:
+        """These settings with those that are others where the source is a URL in their place."""
+        if not is_url(source):
+            return self
+        return replace(self, cache_bytes=self.http_cache_bytes, readahead_bytes=self.http_readahead_bytes)
 
 
 def parse_options(words: Iterable[str], environment: Mapping[str, str]) -> Options:
@@ -86,11 +103,23 @@ def parse_options(words: Iterable[str], environment: Mapping[str, str]) -> Optio
     cache_kb = environment.get(CACHE_VARIABLE)
     if cache_kb is not None:
         options = replace(options, cache_bytes=_number(CACHE_VARIABLE, cache_kb) * KIB)
+    http_cache_kb, gap_kb = environment.get(HTTP_CACHE_VARIABLE), environment.get(GAP_VARIABLE)
+    if http_cache_kb is not None:
+        options = replace(options, http_cache_bytes=_number(HTTP_CACHE_VARIABLE, http_cache_kb) * KIB)
+    http = HttpSettings(password=environment.get(PASSWORD_VARIABLE))
+    if gap_kb is not None:
+        http = replace(http, gap_bytes=_number(GAP_VARIABLE, gap_kb) * KIB)
+    options = replace(options, http=http)
     for word in _split(words):
         options = _apply(options, word)
     if {"allow_other", "allow_root"} <= set(options.kernel):
         raise UsageError("options 'allow_other' and 'allow_root' exclude each other")
-    return options
+    return replace(options, http=replace(options.http, timeout_s=options.timeout_s))
+
+
+def secrets_in(words: Iterable[str]) -> list[str]:
+    """The parts of `-o` words that nobody else should see."""
+    return [word.partition("=")[2].partition(":")[2].strip() for word in _split(words) if word.startswith("header=")]
 
 
 def _split(words: Iterable[str]) -> Iterable[str]:
@@ -102,6 +131,15 @@ def _split(words: Iterable[str]) -> Iterable[str]:
 
 def _apply(options: Options, word: str) -> Options:
     name, equals, value = word.partition("=")
+    http_setter = _HTTP_SETTERS.get(name)
+    if http_setter is not None and (equals or name not in _IGNORED):
+        if not value:
+            raise UsageError(f"option {name!r} needs a value: {name}=...")
+        return replace(options, http=http_setter(options.http, value))
+    if name in _HTTP_TWINS and value:
+        options = replace(options, **{_HTTP_TWINS[name]: parse_size(name, value)})  # type: ignore[arg-type]
+    if name == "password":
+        raise UsageError(f"a password would be seen by everyone: use password-file=FILE, or {PASSWORD_VARIABLE}")
     setter = _SETTERS.get(name)
     if setter is not None:
         field, parse = setter
@@ -122,7 +160,8 @@ def _apply(options: Options, word: str) -> Options:
         raise UsageError("option 'rw': a dafmount is read-only; leave it out, 'ro' is implied")
     if name == "remount":
         raise UsageError("option 'remount': unmount it and mount it again instead")
-    raise UsageError(f"unknown option {name!r}; known are {', '.join(sorted(_SETTERS))} and those of mount(8)")
+    known = ", ".join(sorted({*_SETTERS, *_HTTP_SETTERS}))
+    raise UsageError(f"unknown option {name!r}; known are {known} and those of mount(8)")
 
 
 def parse_size(name: str, text: str) -> int:
@@ -192,4 +231,37 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "fmask": ("fmask", _octal),
     "dmask": ("dmask", _octal),
     "fsname": ("fsname", _text),
+}
+
+
+def _add_header(http: HttpSettings, text: str) -> HttpSettings:
+    return replace(http, headers=(*http.headers, parse_header("header", text)))
+
+
+def _set_user(http: HttpSettings, text: str) -> HttpSettings:
+    if ":" in text:
+        raise UsageError("option 'user': expected a name alone; the password is read from password-file=FILE")
+    return replace(http, user=text)
+
+
+def _small_number(name: str, text: str, least: int, most: int) -> int:
+    number = _number(name, text)
+    if not least <= number <= most:
+        raise UsageError(f"option {name!r}: {text!r}, expected {least} to {most}")
+    return number
+
+
+_HTTP_TWINS = {"cache": "http_cache_bytes", "readahead": "http_readahead_bytes"}
+"""Words that set two fields, whose defaults differ where the source is a URL."""
+
+_HTTP_SETTERS: dict[str, Callable[[HttpSettings, str], HttpSettings]] = {
+    "header": _add_header,
+    "header-file": lambda http, text: replace(http, header_file=_path("header-file", text)),
+    "user": _set_user,
+    "password-file": lambda http, text: replace(http, password_file=_path("password-file", text)),
+    "cacert": lambda http, text: replace(http, ca_file=_path("cacert", text)),
+    "retries": lambda http, text: replace(http, retries=_small_number("retries", text, 0, 100)),
+    "connections": lambda http, text: replace(http, connections=_small_number("connections", text, 1, 64)),
+    "cache-dir": lambda http, text: replace(http, cache_directory=_path("cache-dir", text)),
+    "cache-dir-size": lambda http, text: replace(http, cache_directory_bytes=parse_size("cache-dir-size", text)),
 }

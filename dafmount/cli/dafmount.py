@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dafmount import __version__
 from dafmount.cli import exits
+from dafmount.cli.hidden import hide
 from dafmount.errors import DafmountError, UsageError
 from dafmount.mount import background, logs, mountpoint
 from dafmount.mount.background import Outcome, Report
 from dafmount.mount.notify import notify
-from dafmount.options import Options, parse_options
+from dafmount.options import Options, parse_options, secrets_in
+from dafmount.source import http_url
 
 if TYPE_CHECKING:
     from dafmount.mount.operations import Ownership
@@ -30,24 +32,36 @@ log = logging.getLogger("dafmount")
 DESCRIPTION = """Mount a Daf data set, packed or flat, as plain flat files.
 
 SOURCE is a FilesDaf directory, x.daf.zip, x.dafs.zip#/group, x.dafs.zip (every group as a folder), or a folder
-that holds any of these (each as a folder under its name without .zip)."""
+that holds any of these (each as a folder under its name without .zip). Or it is the URL of one of these, except of
+a folder: https://host/x.daf needs the metadata.json that FilesDaf writes; of archives only the end and what is read
+are fetched."""
 
 OPTIONS_HELP = """options for -o (comma-separated):
-  cache=SIZE        memory for decoded chunks (64M; also DAF_PACKED_LOCAL_CACHE_KB)
+  cache=SIZE        memory for decoded chunks (64M, also DAF_PACKED_LOCAL_CACHE_KB; for URLs 256M, also
+                    DAF_PACKED_HTTP_CACHE_KB)
   spool=DIR         where compressed ZIP entries are decoded to ($TMPDIR or /var/tmp)
   spool-size=SIZE   most bytes of such copies (4G)
   layout=1.1|1.0    version of FilesDaf that the mount shows (1.1)
   shards            show the packed shards beside the flat files
   verify=WHAT       checksums to check: off, auto, all (auto)
-  timeout=SECONDS   longest wait for the source before a request fails (120)
-  readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes)
-  refresh=SECONDS   how often to look whether the source changed (1; 0: never)
+  timeout=SECONDS   longest wait for the source before a request fails (120); retries included
+  readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes, as for URLs)
+  refresh=SECONDS   how often to look whether the source changed (1; 0: never); URLs are mounted as they are
   nonempty          mount over a directory that has entries
   uid=, gid=        owner and group of everything shown, as numbers (those of who mounts)
   umask=, fmask=, dmask=
                     permission bits, octal, to leave out: of everything, of files, of directories
                     (without them others may read what the source lets everybody read)
   fsname=NAME       what /proc/mounts shows as the source
+  for URLs (certificates, proxies and .netrc are found as curl and requests find them):
+  header-file=FILE  headers to send, one "Name: value" a line; header=Name: value is seen by others until the
+                    program has hidden it; neither is sent to another host that a redirect leads to
+  user=NAME         log in; the password is the first line of password-file=FILE, or DAFMOUNT_PASSWORD
+  cacert=FILE       certificates to trust instead of the system's
+  retries=N         how often a request is repeated after a fault that may pass (4)
+  connections=N     most requests at the same time (8)
+  cache-dir=DIR     keep what was fetched here, across mounts; several mounts may share it
+  cache-dir-size=SIZE  most bytes kept there (10G)
   allow_other       let other users in (an ordinary user may say it if /etc/fuse.conf has user_allow_other)
   allow_root        let root in besides the mounting user
   default_permissions
@@ -88,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError("--json belongs to --status or --list")
         if arguments.mountpoint is None:
             raise UsageError("SOURCE and MOUNTPOINT are both needed; see dafmount --help")
+        hide([*http_url.secrets_in(arguments.source), *secrets_in(arguments.options)])
         options = parse_options(arguments.options, os.environ)
         level = logging.DEBUG if arguments.verbose else logging.INFO
         log_file = os.path.abspath(arguments.log_file) if arguments.log_file else None
@@ -186,6 +201,7 @@ def _serve(command: _Command, report: Report) -> int:
     """Open the source, mount it, and serve until it is unmounted."""
     logs.start(command.level, log_file=command.log_file, is_foreground=command.is_foreground)
     # Only now, in the daemon: numpy, trio and the rest start threads, which do not survive a fork.
+    from dafmount.daf.http_layout import ListedDaf
     from dafmount.mount.session import serve
     from dafmount.source.resolve import resolve
     from dafmount.source.spool import Spool
@@ -193,11 +209,18 @@ def _serve(command: _Command, report: Report) -> int:
     from dafmount.tree.cache import ChunkCache
     from dafmount.tree.live import live_tree
 
-    options = command.options
+    options = command.options.for_source(command.source)
     spool = Spool(options.spool, options.spool_bytes)
 
     def open_source(source: str, is_known: bool) -> Resolved:
-        return resolve(source, spool=spool, verify=options.verify, is_known=is_known)
+        return resolve(
+            source,
+            spool=spool,
+            verify=options.verify,
+            is_known=is_known,
+            http=options.http,
+            list_directory=ListedDaf,
+        )
 
     resolved = open_source(command.source, False)
     cache = ChunkCache(options.cache_bytes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dafmount.daf.catalog import DENSE, Component, Descriptor, PropertyKey
 from dafmount.daf.descriptor import SPARSE_KEYS, minify, parse_descriptor, parse_json, parse_version
-from dafmount.errors import Corrupt, CorruptDescriptor, DafmountError, NotFound
+from dafmount.errors import Corrupt, CorruptDescriptor, DafmountError, NotFound, SourceFault
 from dafmount.source.base import Archive, ByteSource
 
 log = logging.getLogger(__name__)
@@ -153,6 +153,8 @@ class FilesLayout:
         for axis in self.axes():
             try:
                 yield f"axes/{axis}", b'{"format":"axis","n_entries":%d}' % self.axis_length(axis)
+            except SourceFault:
+                raise  # what is left out now would be missing for ever
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
         for name in self.scalars():
@@ -161,12 +163,16 @@ class FilesLayout:
                 raw = self.archive.read_small(self.path(path + ".json"), MAX_DESCRIPTOR_BYTES)
                 parse_json(raw, self.where(path + ".json"))
                 yield path, minify(raw)
+            except SourceFault:
+                raise  # what is left out now would be missing for ever
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
 
     def _descriptor_or_log(self, key: PropertyKey) -> Descriptor | None:
         try:
             return self.descriptor(key)[1]
+        except SourceFault:
+            raise  # what is left out now would be missing for ever
         except DafmountError as error:
             # Reading the descriptor says the same as an error, to whoever reads it.
             log.debug("shown as stored, for its descriptor cannot be used: %s", error)

@@ -23,6 +23,7 @@ from dafmount.errors import SourceChanged
 from dafmount.mount.errno_map import ErrorLog
 from dafmount.mount.offload import Offload
 from dafmount.mount.statistics import Statistics
+from dafmount.tree.content import ReadAheadDeclined
 from dafmount.tree.nodes import Described, Directory, File, Node, NodeTable, OpenContents
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class Operations(pyfuse3.Operations):
         self._ownership = ownership
         self._source_bytes = source_bytes
         self._files: dict[int, File] = {}
+        self._direct: set[int] = set()
+        """Handles that were opened with O_DIRECT."""
         self._directories: dict[int, Sequence[tuple[bytes, Node]]] = {}
         self._next_handle = 1
         self.following: Following | None = None
@@ -233,7 +236,10 @@ class Operations(pyfuse3.Operations):
             await self._opened(file, lambda: self.contents.acquire(file))
         if file.size is None:
             await self._measure(file)
-        return FileInfo(fh=FileHandleT(self._new_handle(self._files, file)), keep_cache=True)
+        handle = self._new_handle(self._files, file)
+        if flags & os.O_DIRECT:
+            self._direct.add(handle)
+        return FileInfo(fh=FileHandleT(handle), keep_cache=True)
 
     async def _opened(self, file: File, call: Callable[[], object]) -> None:
         """Run a call that opens the file."""
@@ -270,10 +276,20 @@ class Operations(pyfuse3.Operations):
             raise AssertionError(f"{len(data)} bytes at {off}, expected {length}")
         except FUSEError:
             raise
+        except ReadAheadDeclined:
+            # Only a program that reads past the kernel's cache would be told of the error.
+            if fh not in self._direct:
+                raise FUSEError(errno.EAGAIN) from None
+            return await self._read_waiting(file, off, length)
         except Exception as error:
             raise FUSEError(self._failed(error, (fh,))) from error
         finally:
             self.statistics.took("read", time.perf_counter_ns() - started_ns)
+
+    @_guarded
+    async def _read_waiting(self, file: File, offset: int, length: int) -> bytes:
+        content = self.contents.opened(file)
+        return cast(bytes, await self._offload.run(lambda: content.read(offset, length), file.path))
 
     async def release(self, fh: FileHandleT) -> None:
         """The last user of the handle is gone."""
@@ -281,6 +297,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def _release(self, handle: int) -> None:
+        self._direct.discard(handle)
         file = self._files.pop(handle, None)
         if file is not None:
             self.contents.release(file)

@@ -3,7 +3,7 @@
 Owns that one rule, for writing and for checking. Pure; threads may share it.
 
 Facts: "PackedFormat documentation, Dual-format shard layout": names follow Zarr's `c/...` with the dimensions reversed
-and each number as wide as the largest; a gzip chunk's name is the ten bytes of a gzip header.
+and each number as wide as the largest; a gzip chunk's name is the ten bytes of a gzip header that ends within itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From what the user typed to an archive and the directory in it that is the data set.
 
-Owns the spelling of sources (`x.daf`, `x.daf.zip`, `x.dafs.zip#/group`) and the search for `daf.json`; does not look
-into that file. The one place where a new kind of source is told from the others. Any thread may call it.
+Owns the spelling of sources (`x.daf`, `x.daf.zip`, `x.dafs.zip#/group`, and URLs of these) and the search for
+`daf.json`; does not look into that file. The one place where a new kind of source is told from the others. Any thread
+may call it.
 
 Facts come from the ZipDaf documentation of DataAxesFormats.jl.
 """
@@ -10,16 +11,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dafmount.errors import GroupNotFound, NotADaf, NotFound, UsageError
 from dafmount.source.base import Archive, Stamp
 from dafmount.source.growing import GrowingFile
+from dafmount.source.http_settings import HttpSettings
+from dafmount.source.http_url import Url, is_url, parse_url, split_group, without_secrets
 from dafmount.source.local import LocalDirectory, stamp_of
 from dafmount.source.names import shown
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
+
+if TYPE_CHECKING:
+    from dafmount.source.http import HttpDirectory, HttpSite
 
 DAF_JSON = "daf.json"
 
@@ -30,7 +37,6 @@ _MAX_SEARCHED = 2_000
 
 ARCHIVE_SUFFIXES = (".daf.zip", ".dafs.zip")
 """How archives in a folder are told from other files; a name alone decides."""
-_URL_SCHEMES = ("http://", "https://")
 _MACOS_FOLDER = "__MACOSX"
 """Where the macOS Finder puts each file's resource fork, under the file's own name."""
 
@@ -45,20 +51,30 @@ class Resolved:
     is_daf: bool
     """Whether `root` is a data set; else it holds several, as folders below it at any depth."""
     display: str
-    """The source as an absolute path, with `#/` and the group where there is one."""
+    """The source as an absolute path or a URL without secrets, with `#/` and the group where there is one."""
     stamp: Stamp | None = None
     """The state, before it was opened, of an archive that is one local file."""
 
 
-def resolve(source: str, *, spool: Spool, verify: str = "auto", is_known: bool = False) -> Resolved:
+def resolve(
+    source: str,
+    *,
+    spool: Spool,
+    verify: str = "auto",
+    is_known: bool = False,
+    http: HttpSettings | None = None,
+    list_directory: Callable[[HttpDirectory], Archive] | None = None,
+) -> Resolved:
     """Opens `source`; where it `is_known`, without logging again what is odd about it.
 
     Raises NotFound, GroupNotFound, NotADaf, EmptyFile, CorruptArchive, UnsupportedFormat, UsageError or the OSError. An
-    existing path is taken as it is, even where it contains `#/`.
+    existing path is taken as it is, even where it contains `#/`. A URL needs `http`, and one of a directory
+    `list_directory` too, as a web server does not tell what is in it.
     """
-    if source.lower().startswith(_URL_SCHEMES):
-        # HTTP sources are told apart here.
-        raise UsageError(f"{shown(source)}: reading from a web server is not supported yet")
+    if is_url(source):
+        if http is None:
+            raise UsageError(f"{shown(without_secrets(source))}: a local path is expected here, not a URL")
+        return _remote(source, spool, verify, http, list_directory)
     if "\0" in source or not source:
         raise UsageError(f"{shown(source)!r} is no path")
     path, group = _split(source)
@@ -166,6 +182,58 @@ def _zip(path: str, group: str | None, spool: Spool, verify: str, stamp: Stamp, 
         archive.close()
         raise
     return Resolved(archive, root, is_daf, _display(path, group), stamp)
+
+
+def _remote(
+    source: str,
+    spool: Spool,
+    verify: str,
+    settings: HttpSettings,
+    list_directory: Callable[[HttpDirectory], Archive] | None,
+) -> Resolved:
+    from dafmount.source.http import HttpDirectory, HttpSite  # local sources save the 0.1 s that it takes
+
+    text, group = split_group(source)
+    url = parse_url(text)
+    if group is not None and url.path.endswith(".daf.zip"):
+        raise _no_groups(url.shown)
+    if group is not None or url.path.endswith(".zip"):
+        return _remote_zip(url, group, HttpSite(url, settings, spool), verify)
+    if list_directory is None:
+        raise UsageError(f"{shown(url.shown)}: a directory on a web server cannot be read here")
+    site = HttpSite(url, settings, spool)
+    try:
+        directory = HttpDirectory(site, url)
+        return Resolved(list_directory(directory), "", True, directory.name)
+    except NotADaf as error:
+        site.close()
+        if url.path.endswith(("/", ".daf")):
+            raise
+        try:
+            return _remote_zip(url, group, HttpSite(url, settings, spool), verify)
+        except (NotADaf, NotFound):
+            raise error from None
+    except Exception:
+        site.close()
+        raise
+
+
+def _remote_zip(url: Url, group: str | None, site: HttpSite, verify: str) -> Resolved:
+    from dafmount.source.http import HttpFile
+
+    file = HttpFile(site, url, url.shown, is_all=True)
+    try:
+        mtime_ns = file.mtime_ns
+    except Exception:
+        file.close()
+        raise
+    archive = ZipArchive(file, url.shown, mtime_ns, site.spool, verify=verify)
+    try:
+        root, is_daf = _root(url.shown, group, daf_roots(archive))
+    except Exception:
+        archive.close()
+        raise
+    return Resolved(archive, root, is_daf, url.shown if group is None else url.shown + _GROUP_MARK + group)
 
 
 def _root(path: str, group: str | None, roots: list[str]) -> tuple[str, bool]:

@@ -25,6 +25,9 @@ SpoolKey = tuple[Hashable, int]
 LIMIT_BYTES = 4 << 30
 MAX_FILES = 128
 
+_STREAM_STEP_BYTES = 64 << 20
+"""Room reserved at once for a copy of unknown length."""
+
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """What file systems and kernels answer that know no O_TMPFILE; ENOENT may also be a missing directory."""
 
@@ -83,15 +86,33 @@ class Spool:
         finally:
             if descriptor is None:
                 self._release(size)
+        return self._keep(key, descriptor, size, name)
+
+    def put_stream(self, key: SpoolKey, chunks: Iterator[bytes], *, name: str) -> SpooledFile:
+        """As `put`, for chunks whose total length nobody knows before the last of them."""
+        reserved, size = 0, 0
+        self._reserve(0, name)
+        descriptor = None
+        try:
+            writing = self._temporary(name)
+            for chunk in chunks:
+                size += len(chunk)
+                if size > reserved:
+                    step = max(size - reserved, min(_STREAM_STEP_BYTES, self._limit_bytes - reserved))
+                    self._reserve(step, name)
+                    self._n_files_less_one()
+                    reserved += step
+                try:
+                    _write_all(writing.fd, chunk)
+                except OSError as error:
+                    raise self._failed(name, error) from error
+            descriptor = writing
+        finally:
+            if descriptor is None:
+                self._release(reserved)
         with self._lock:
-            copy = self._copies.get(key)
-            if copy is None:
-                copy = self._copies[key] = _Copy(descriptor, size)
-            else:
-                self._used_bytes -= size
-                self._n_files -= 1
-            self._copies.move_to_end(key)
-            return self._opened(copy, name)
+            self._used_bytes -= reserved - size
+        return self._keep(key, descriptor, size, name)
 
     def forget(self, owner: Hashable) -> None:
         """Gives up every copy of `owner`; those open, once they are closed."""
@@ -102,6 +123,17 @@ class Spool:
                 copy.forgotten = True
                 if not copy.n_open:
                     given_up.append(self._discount(copy))
+
+    def _keep(self, key: SpoolKey, descriptor: Descriptor, size: int, name: str) -> SpooledFile:
+        with self._lock:
+            copy = self._copies.get(key)
+            if copy is None:
+                copy = self._copies[key] = _Copy(descriptor, size)
+            else:
+                self._used_bytes -= size
+                self._n_files -= 1
+            self._copies.move_to_end(key)
+            return self._opened(copy, name)
 
     def _opened(self, copy: _Copy, name: str) -> SpooledFile:
         copy.n_open += 1
@@ -142,6 +174,11 @@ class Spool:
     def _release(self, size: int) -> None:
         with self._lock:
             self._used_bytes -= size
+            self._n_files -= 1
+
+    def _n_files_less_one(self) -> None:
+        """The room just reserved is for a file that is counted already."""
+        with self._lock:
             self._n_files -= 1
 
     def _write(self, size: int, chunks: Iterator[bytes], name: str) -> Descriptor:

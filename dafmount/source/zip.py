@@ -18,7 +18,9 @@ from collections.abc import Callable, Hashable
 from typing import Protocol, TypeVar
 
 from dafmount.errors import Corrupt, CorruptArchive, DafmountError, NotFound, UnsupportedFormat, UsageError
+from dafmount.source.ahead import Ahead
 from dafmount.source.base import ByteSource, Entry, Stamp
+from dafmount.source.fetchers import Fetchers, fetchers_of
 from dafmount.source.names import shown
 from dafmount.source.spool import Spool
 from dafmount.source.zip_directory import FLAG_ENCRYPTED, LOCAL_SIGNATURE, Record, ZipDirectory, read_directory
@@ -45,6 +47,9 @@ _TINY_BYTES = 4096
 
 _EXTRA_GUESS = 64
 """Room for the extra field of the local header, which only it tells the length of: ZIP64, times, alignment."""
+
+_FAR_BYTES = 16 * 1024
+"""How much of an entry of a far archive is fetched with its local header: small ones are then here as a whole."""
 
 _CHECKED_BYTES = 64 * 1024
 """Stored entries up to this size are checked by their first read, whatever it asks for."""
@@ -99,6 +104,7 @@ class ZipArchive:
         # An archive that was replaced by its next state goes when the last file opened from it is closed.
         self._give_up_copies = weakref.finalize(self, spool.forget, self._owner)
         self._give_up_copies.atexit = False
+        self._fetchers = fetchers_of(source)
         self._flights = _Flights()
         self._small = _SmallCache(_SMALL_CACHE_BYTES)
         try:
@@ -215,10 +221,32 @@ class ZipArchive:
             raise CorruptArchive(f"{called}: stored, yet of {record.compressed_size} bytes for {record.size}")
         if record.size <= _TINY_BYTES:
             return MemorySource(called, self._read_tiny(record, called))
+        if self._fetchers is not None:
+            return self._open_far(record, self._fetchers, called)
         start = self._data_start(record, called)
         if self._must_check_first(record):
             self._check_stored(record, start, called)
         return StoredEntry(self._source, record, start, called, self._first_read_check(record))
+
+    def _open_far(self, record: Record, fetchers: Fetchers, called: str) -> Ahead:
+        """A stored entry of a far archive; its first bytes come with its local header, by one request."""
+        block = self._read_header(record, _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + _FAR_BYTES, called)
+        start = self._parse_local(record, block, called)
+        if self._must_check_first(record):
+            self._check_stored(record, start, called)
+        first = block[start - record.header_offset :][: record.size]
+        if record.size == len(first) and self._first_read_check(record) is not None:
+            check_crc(record, zlib.crc32(first), called)
+            self._verified[record.ordinal] = 1
+        entry = Ahead(StoredEntry(self._source, record, start, called, self._first_read_check(record)), fetchers)
+        entry.seed(0, first)
+        return entry
+
+    def _sequential(self, record: Record, start: int, called: str) -> ByteSource:
+        """The compressed bytes of an entry, to be read from the first to the last."""
+        stored = record._replace(size=record.compressed_size)
+        entry = StoredEntry(self._source, stored, start, called, None)
+        return entry if self._fetchers is None else Ahead(entry, self._fetchers)
 
     # Local headers.
 
@@ -279,7 +307,7 @@ class ZipArchive:
     def _check_stored(self, record: Record, start: int, called: str) -> None:
         def check() -> bool:
             crc = 0
-            for chunk in read_chunks(self._source, start, record.size):
+            for chunk in read_chunks(self._sequential(record, start, called), 0, record.compressed_size):
                 crc = zlib.crc32(chunk, crc)
             check_crc(record, crc, called)
             self._verified[record.ordinal] = 1
@@ -305,7 +333,8 @@ class ZipArchive:
             return None if data is None else MemorySource(called, data)
 
         def decode() -> ByteSource:
-            compressed = read_chunks(self._source, start, record.compressed_size)
+            source = self._sequential(record, start, called)
+            compressed = read_chunks(source, 0, record.compressed_size)
             chunks = decoded_chunks(record, compressed, called)
             if record.size > _SMALL_BYTES:
                 return self._spool.put(key, record.size, chunks, name=called)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dafmount.errors import CorruptArchive, ShortRead
 from dafmount.source.base import ByteSource, Range
+from dafmount.source.fetchers import Fetchers, fetchers_of
 from dafmount.source.names import shown
 from dafmount.source.zip_directory import Record
 from dafmount.source.zip_methods import CHUNK_BYTES, decompress
@@ -112,6 +113,11 @@ class StoredEntry:
     def gap_bytes(self) -> int:
         """The archive's."""
         return self._source.gap_bytes
+
+    @property
+    def fetchers(self) -> Fetchers | None:
+        """The archive's; None where it is near."""
+        return fetchers_of(self._source)
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`; raises ShortRead, CorruptArchive, or what the archive's source raises."""

@@ -17,14 +17,18 @@ from dafmount.daf.catalog import Component, PropertyKey
 from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
-from dafmount.errors import DafmountError, NotFound, SourceChanged
+from dafmount.daf.http_layout import ListedDaf
+from dafmount.errors import DafmountError, NotFound, SourceChanged, SourceFault
 from dafmount.shard.grid import Grid, make_grid
+from dafmount.source.ahead import Ahead
 from dafmount.source.base import Archive, ByteSource, Entry, Stamp
 from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
+from dafmount.tree.far import far_content
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
+from dafmount.tree.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +96,10 @@ class DafTree:
     def __init__(self, archive: Archive, root: str, style: Style) -> None:
         self.archive = archive
         self.style = style
-        self.layout = FilesLayout(archive, root)
+        # Counting the lines of an axis would fetch all of it.
+        source = archive.archive if isinstance(archive, Watched) else archive
+        lengths = source.axis_lengths if isinstance(source, ListedDaf) else None
+        self.layout = FilesLayout(archive, root, lengths)
         self._is_legacy = style.layout == "1.0"
         self._axis_identities: dict[str, Hashable] | None = None
 
@@ -318,6 +325,8 @@ class MetadataOpener:
                 yield key.path, minify(bytes(content.read(0, content.size)))
             except SourceChanged:
                 raise
+            except SourceFault:
+                raise  # what is left out now would be missing for ever
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
 
@@ -370,12 +379,14 @@ class PackedOpener:
 
 def packed_content(
     source: ByteSource, shape: tuple[int, ...], component: Component, style: Style, number: int
-) -> PackedNumbers | PackedText:
+) -> Content:
     """The flat bytes of a packed component, given its shard; `number` tells its chunks from others' in the cache.
 
     Closing the content closes `source`. Raises CorruptDescriptor or UnsupportedFormat.
     """
     grid, reader = open_shard(source, shape, component, style)
+    if isinstance(source, Ahead):
+        return far_content(source, grid, reader.spec, style.cache, number)
     if reader.spec.itemsize is None:
         return PackedText(grid, reader, style.cache, number)
     return PackedNumbers(grid, reader, style.cache, number)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,24 @@ MAX_FETCH_BYTES = 8 << 20
 
 Raw = bytes | bytearray | memoryview
 ReadAt = Callable[[int, int], bytes]
+
+
+class ChunkReader(Protocol):
+    """Raw chunks of one shard, however they are found; see ShardReader."""
+
+    name: str
+
+    def read(self, chunks: Sequence[int]) -> list[Raw]: ...
+
+    def read_nowait(self, chunks: Sequence[int]) -> list[Raw]: ...
+
+    def read_run(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview: ...
+
+    def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview: ...
+
+    def raw_sizes(self) -> NDArray[np.int64]: ...
+
+    def close(self) -> None: ...
 
 
 class WouldWait(Exception):

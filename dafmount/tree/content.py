@@ -17,7 +17,7 @@ from dafmount.errors import CorruptShard
 from dafmount.shard import strings
 from dafmount.shard.grid import Grid, Run
 from dafmount.tree.cache import Chunk, ChunkCache, Flight
-from dafmount.tree.chunks import ShardReader, WouldWait
+from dafmount.tree.chunks import ChunkReader, WouldWait
 
 KEY_BITS = 40
 """Chunk numbers take so many bits of a cache key; above them stands the file's number."""
@@ -47,6 +47,10 @@ class Content(Protocol):
 
     def close(self) -> None:
         """Let go of the source."""
+
+
+class ReadAheadDeclined(Exception):
+    """The kernel read ahead of its reader, whom it tells nothing when that fails and asks again if it is needed."""
 
 
 class Literal:
@@ -156,7 +160,7 @@ class FlatBlocks:
     A block is `per_block` consecutive chunks laid out flat, so that what a call costs is shared by many chunks.
     """
 
-    def __init__(self, grid: Grid, reader: ShardReader, per_block: int) -> None:
+    def __init__(self, grid: Grid, reader: ChunkReader, per_block: int) -> None:
         self._grid = grid
         self._reader = reader
         self._per_block = per_block
@@ -196,13 +200,16 @@ class PackedNumbers:
     needs, so that random access decodes nothing else.
     """
 
-    def __init__(self, grid: Grid, reader: ShardReader, cache: ChunkCache, file_number: int) -> None:
+    def __init__(
+        self, grid: Grid, reader: ChunkReader, cache: ChunkCache, file_number: int, *, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        """With `block_bytes` 0 there are no blocks."""
         self._grid = grid
         self._chunks = CachedUnits(reader, cache, file_number << KEY_BITS)
         self._ends: deque[int] = deque(maxlen=16)
         self._last = (0, 0, 0)
         self._blocks: FlatBlocks | None = None
-        per_block = min(BLOCK_BYTES, cache.limit_bytes // MIN_BLOCKS) // max(1, grid.chunk_bytes)
+        per_block = min(block_bytes, cache.limit_bytes // MIN_BLOCKS) // max(1, grid.chunk_bytes)
         if grid.is_sequential and per_block > 1:
             self._blocks = FlatBlocks(grid, reader, per_block)
             self._cached_blocks = CachedUnits(self._blocks, cache, (file_number << KEY_BITS) + FIRST_BLOCK_KEY)
@@ -306,7 +313,7 @@ class PackedText:
     nothing is decoded for that (PackedFormat documentation: a raw chunk is 4 + 4 * count + the strings' bytes).
     """
 
-    def __init__(self, grid: Grid, reader: ShardReader, cache: ChunkCache, file_number: int) -> None:
+    def __init__(self, grid: Grid, reader: ChunkReader, cache: ChunkCache, file_number: int) -> None:
         self._reader = reader
         self._units = TextUnits(grid, reader)
         self._texts = CachedUnits(self._units, cache, file_number << KEY_BITS)
@@ -367,7 +374,7 @@ class TextUnits:
     because then the lines of one chunk are not neighbours.
     """
 
-    def __init__(self, grid: Grid, reader: ShardReader) -> None:
+    def __init__(self, grid: Grid, reader: ChunkReader) -> None:
         self._grid = grid
         self._reader = reader
         self._per_unit = 1 if grid.is_sequential else max(1, grid.grid_shape[0])
