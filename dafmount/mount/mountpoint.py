@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -28,6 +29,7 @@ DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _UNMOUNT_LIMIT_S = 30
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
@@ -59,10 +61,8 @@ def mount_at(mountpoint: str) -> Mount | None:
 
 
 def _unescape(field: str) -> str:
-    """Mountinfo writes space, tab, newline and backslash as octal."""
-    for code in ("040", "011", "012"):
-        field = field.replace(f"\\{code}", chr(int(code, 8)))
-    return field.replace("\\134", "\\")
+    """Mountinfo writes space, tab, newline, backslash and, in sources, # as octal."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -> str:
