@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import NamedTuple
 from mounts import LIMIT_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SCRIPTS: dict[str, str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+"""The commands that are installed, and the function that each runs."""
+
 CELLS = "a\nb\nc\n"
 
 
