@@ -84,6 +84,11 @@ def _unescaped(field: str) -> str:
     return field.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def write_command(path: Path) -> None:
     """The command dafmount of this checkout, as a program."""
     write_program(path, f'PYTHONPATH={REPOSITORY} exec {sys.executable} -m dafmount.cli.dafmount "$@"')

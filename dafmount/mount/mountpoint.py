@@ -26,6 +26,9 @@ FUSE_DEVICE = "/dev/fuse"
 DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 """What a mount answers whose daemon has ended, the second just after it was killed."""
 
+AUTOMOUNT = "autofs"
+"""What systemd's automount units, and autofs' direct maps, mount where something is to be mounted when it is needed."""
+
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _UNMOUNT_LIMIT_S = 30
@@ -74,6 +77,9 @@ def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -
     _recover(path)
     path = _real_directory(path)
     mount = mount_at(path)
+    if mount is not None and mount.file_system == AUTOMOUNT:
+        _check_fuse(path, kernel_words)
+        return path  # an automounter has asked for us: reading the directory would wait for our own success
     if mount is not None and not nonempty:
         what = f"{mount.source} ({mount.file_system})"
         raise MountFailed(f"{path}: {what} is mounted here already; unmount it first, or say -o nonempty")

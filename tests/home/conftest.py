@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from machines import REPOSITORY, Machine, write_archive, write_command
+from machines import REPOSITORY, Machine, children, write_archive, write_command
 
 COVERED = ("/usr/sbin", "/etc")
 
@@ -34,8 +34,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         if not holder.stdout.readline():
             _, why = holder.communicate()
             pytest.skip(f"no namespaces here: {why.decode().strip()}")
-        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-        made = Machine(int(children[0]), tmp_path)
+        made = Machine(children(holder.pid)[0], tmp_path)
         _cover(made)
         yield made
     finally:
