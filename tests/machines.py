@@ -17,6 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS: dict[str, str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
 """The commands that are installed, and the function that each runs."""
 
+AS_USER = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
+"""Put before a command, runs it as an ordinary user."""
+
 CELLS = "a\nb\nc\n"
 
 
@@ -82,6 +85,13 @@ class Machine(NamedTuple):
 def _unescaped(field: str) -> str:
     """Findmnt writes blanks and the like as \\x20."""
     return field.encode("latin-1", "backslashreplace").decode("unicode_escape")
+
+
+def let_users_in(machine: Machine) -> None:
+    """Give ordinary users /dev/fuse, as udev does, and a directory /mnt where they can look at files of ours."""
+    machine.good("mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    machine.good("mknod", "-m", "666", "/mnt/fuse", "c", "10", "229")
+    machine.good("mount", "--bind", "/mnt/fuse", "/dev/fuse")
 
 
 def children(process: int) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from machines import CELLS, REPOSITORY, Machine, write_archive, write_command, write_program
+from machines import AS_USER, CELLS, REPOSITORY, Machine, let_users_in, write_archive, write_command, write_program
 from mounts import wait_until
 
 INCORRECT_USE = 1
@@ -166,10 +166,7 @@ def test_without_the_helper_mount_finds_the_command_in_the_path(
 @pytest.mark.fuse
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write the table and be another user")
 def test_a_user_may_mount_and_unmount_what_the_table_allows(with_helper: Machine, archive: Path) -> None:
-    as_user = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
-    with_helper.good("mount", "-t", "tmpfs", "tmpfs", "/mnt")  # pytest keeps others out of its directories
-    with_helper.good("mknod", "-m", "666", "/mnt/fuse", "c", "10", "229")  # as udev does
-    with_helper.good("mount", "--bind", "/mnt/fuse", "/dev/fuse")
+    let_users_in(with_helper)
     mountpoint = Path("/mnt/theirs")
     with_helper.good("cp", archive, "/mnt")
     with_helper.good("mkdir", mountpoint)
@@ -178,9 +175,9 @@ def test_a_user_may_mount_and_unmount_what_the_table_allows(with_helper: Machine
     with_helper.good("ln", "-sf", "/mnt/mount.dafmount", "/sbin/mount.dafmount")
     table = write_fstab(with_helper.place, (Path("/mnt") / archive.name, mountpoint, "dafmount", "noauto,user"))
     with_helper.good("cp", table, "/etc/fstab")
-    with_helper.good(*as_user, "mount", mountpoint, cwd=Path("/"))
-    assert with_helper.good(*as_user, "cat", mountpoint / "axes" / "cell.txt", cwd=Path("/")) == CELLS
-    with_helper.good(*as_user, "umount", mountpoint, cwd=Path("/"))
+    with_helper.good(*AS_USER, "mount", mountpoint, cwd=Path("/"))
+    assert with_helper.good(*AS_USER, "cat", mountpoint / "axes" / "cell.txt", cwd=Path("/")) == CELLS
+    with_helper.good(*AS_USER, "umount", mountpoint, cwd=Path("/"))
     assert with_helper.mounts() == []
 
 
