@@ -125,10 +125,11 @@ def test_the_page_holds_each_mount_option_and_no_other() -> None:
     assert set(found) == words_known()
 
 
-def test_the_page_holds_each_exit_code_and_no_other(command: str) -> None:
+def test_the_page_holds_no_other_exit_code(command: str) -> None:
+    """--help has one table for all commands, of which a page shows what its command may end with."""
     _, _, codes = help_text(command).partition("exit codes:")
-    known = re.findall(r"^ +(\d+)  ", codes, re.MULTILINE)
-    assert paragraph_tags(page_of(command), "EXIT STATUS") == known
+    found = paragraph_tags(page_of(command), "EXIT STATUS")
+    assert {"0", "2"} <= set(found) <= set(re.findall(r"^ *(\d+)  ", codes, re.MULTILINE))
 
 
 def test_the_page_of_the_helper_holds_the_options_of_the_helper() -> None:
