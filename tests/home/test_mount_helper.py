@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines import AS_USER, CELLS, REPOSITORY, Machine, let_users_in, write_archive, write_command, write_program
-from mounts import wait_until
+from mounts import LIMIT_S, wait_until
 
 INCORRECT_USE = 1
 MOUNT_FAILURE = 32
@@ -161,6 +161,29 @@ def test_without_the_helper_mount_finds_the_command_in_the_path(
     assert refused.returncode != 0
     assert "remount" in one_line(refused)
     machine.unmounted(mountpoint)
+
+
+@pytest.mark.fuse
+def test_a_mount_in_another_namespace_is_seen_there_alone(
+    with_helper: Machine, archive: Path, mountpoint: Path
+) -> None:
+    command = with_helper.command("unshare", "--mount", "cat")
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(b"ready\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"ready\n"
+        other = with_helper.good("pgrep", "--exact", "cat").split()[-1]
+        with_helper.good("mount", "-N", other, "-t", "dafmount", archive, mountpoint)
+        assert with_helper.mounts() == []
+        there = ("nsenter", f"--target={other}", "--mount", "cat")
+        assert with_helper.good(*there, mountpoint / "axes" / "cell.txt") == CELLS
+        with_helper.good("umount", "-N", other, mountpoint)
+        wait_until(lambda: with_helper.servers() == 0, "ending")
+    finally:
+        holder.communicate(timeout=LIMIT_S)
 
 
 @pytest.mark.fuse
