@@ -38,7 +38,7 @@ _dafmount_words() {
     *)
       compopt -o nospace
       mapfile -t COMPREPLY < <(compgen -P "${2%"$word"}" -W 'cache= spool= spool-size= layout= shards verify= timeout=
-        readahead= nonempty uid= gid= umask= fsname= allow_other allow_root auto_unmount default_permissions max_read=
+        refresh= readahead= nonempty uid= gid= umask= fsname= allow_other allow_root auto_unmount default_permissions max_read=
         ro nosuid nodev noauto user _netdev' -- "$word")
       return
       ;;

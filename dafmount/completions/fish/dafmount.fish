@@ -12,6 +12,7 @@ function __dafmount_words
         verify=auto\t'check the checksums that cost little' \
         verify=all\t'check all checksums' \
         timeout=\t'longest wait for the source' \
+        refresh=\t'how often to look whether the source changed' \
         readahead=\t'how far the kernel reads ahead' \
         nonempty\t'mount over a directory that has entries' \
         uid=\t'owner of everything shown' \
