@@ -89,6 +89,7 @@ def _be_child(child: Callable[[Report], int], writable: int) -> None:
 
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is the parent's to answer, which ends the child
         code = child(report)
     except BaseException as error:
         log.critical("the daemon ends for something unexpected", exc_info=error)

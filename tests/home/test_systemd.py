@@ -5,7 +5,6 @@ Mounts are made by systemd there, so that its sandbox and its process groups are
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -161,12 +160,6 @@ def journal(machine: Machine, unit: str) -> str:
     return machine.good("journalctl", "--no-pager", "--output=cat", f"--unit={unit}")
 
 
-needs_notify = pytest.mark.skipif(
-    importlib.util.find_spec("dafmount.mount.notify") is None, reason="the program does not notify systemd yet"
-)
-
-
-@needs_notify
 def test_the_service_mounts_for_all_users_and_survives_a_crash(booted: Machine) -> None:
     write_file(booted, "/etc/dafmount/mnt-pbmc.conf", 'SOURCE="/srv/my data/run#7.dafs.zip#/other group"')
     unit = "dafmount@mnt-pbmc.service"
@@ -186,7 +179,6 @@ def test_the_service_mounts_for_all_users_and_survives_a_crash(booted: Machine) 
     assert booted.run("systemctl", "is-failed", unit).stdout == "inactive\n"
 
 
-@needs_notify
 def test_a_service_in_use_ends_all_the_same(booted: Machine) -> None:
     write_file(booted, "/etc/dafmount/mnt-busy.conf", "SOURCE=/srv/data/cells.dafs.zip", "OPTIONS=cache=1M")
     unit = "dafmount@mnt-busy.service"
@@ -201,7 +193,6 @@ def test_a_service_in_use_ends_all_the_same(booted: Machine) -> None:
     assert booted.run("systemctl", "is-failed", unit).stdout == "inactive\n"
 
 
-@needs_notify
 def test_a_service_without_a_source_fails_with_its_line_in_the_journal(booted: Machine) -> None:
     write_file(booted, "/etc/dafmount/mnt-none.conf", "SOURCE=/srv/data/nowhere.daf.zip")
     unit = "dafmount@mnt-none.service"
@@ -210,7 +201,6 @@ def test_a_service_without_a_source_fails_with_its_line_in_the_journal(booted: M
     booted.good("systemctl", "stop", unit)
 
 
-@needs_notify
 def test_a_service_whose_command_line_is_wrong_is_not_started_again(booted: Machine) -> None:
     write_file(booted, "/etc/dafmount/mnt-wrong.conf", "SOURCE=/srv/data/cells.dafs.zip", "OPTIONS=cash=1M")
     unit = "dafmount@mnt-wrong.service"

@@ -10,10 +10,11 @@ _dafmount() {
     _dafmount_words "$typed" "$current"
   elif [[ $typed == -o* ]]; then
     _dafmount_words "${typed#-o}" "$current"
-  elif [[ $flag == -u || $flag == --unmount ]]; then
+  elif [[ $flag == -u || $flag == --unmount || $flag == --status ]]; then
     _dafmount_mountpoints "$current"
   elif [[ $current == -* ]]; then
-    mapfile -t COMPREPLY < <(compgen -W '-f --foreground -o -u --unmount -v --verbose --log-file -h --help --version' -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W '-f --foreground -o -u --unmount -l --list --status --json -v
+      --verbose --log-file -h --help --version' -- "$current")
   fi
 }
 
@@ -38,8 +39,8 @@ _dafmount_words() {
     *)
       compopt -o nospace
       mapfile -t COMPREPLY < <(compgen -P "${2%"$word"}" -W 'cache= spool= spool-size= layout= shards verify= timeout=
-        refresh= readahead= nonempty uid= gid= umask= fsname= allow_other allow_root auto_unmount default_permissions max_read=
-        ro nosuid nodev noauto user _netdev' -- "$word")
+        refresh= readahead= nonempty uid= gid= umask= fmask= dmask= fsname= allow_other allow_root auto_unmount default_permissions max_read=
+        ro noauto user _netdev comment=' -- "$word")
       return
       ;;
   esac

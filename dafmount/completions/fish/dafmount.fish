@@ -17,7 +17,9 @@ function __dafmount_words
         nonempty\t'mount over a directory that has entries' \
         uid=\t'owner of everything shown' \
         gid=\t'group of everything shown' \
-        umask=\t'permission mask of everything shown' \
+        umask=\t'permission bits to leave out of everything' \
+        fmask=\t'permission bits to leave out of files' \
+        dmask=\t'permission bits to leave out of directories' \
         fsname=\t'what /proc/mounts shows as the source' \
         allow_other\t'let every user read the mount' \
         allow_root\t'let root read the mount, too' \
@@ -25,11 +27,10 @@ function __dafmount_words
         default_permissions\t'let the kernel check permissions' \
         max_read=\t'largest read request of the kernel' \
         ro\t'read-only; implied' \
-        nosuid\timplied \
-        nodev\timplied \
         noauto\t'do not mount at boot' \
         user\t'let users mount' \
-        _netdev\t'wait for the network'
+        _netdev\t'wait for the network' \
+        comment=\t'for other programs'
 end
 
 function __dafmount_mountpoints
@@ -41,6 +42,9 @@ end
 complete -c dafmount -s f -l foreground -d 'Stay in the foreground, log to the terminal'
 complete -c dafmount -s o -x -a '(__fish_complete_list , __dafmount_words)' -d 'Options of the mount'
 complete -c dafmount -s u -l unmount -x -a '(__dafmount_mountpoints)' -d 'Take a mount away'
+complete -c dafmount -s l -l list -d 'Show every mount and how it is doing'
+complete -c dafmount -l status -x -a '(__dafmount_mountpoints)' -d 'Show the counters of a mount'
+complete -c dafmount -l json -d 'List or status as JSON'
 complete -c dafmount -s v -l verbose -d 'Log more'
 complete -c dafmount -l log-file -r -F -d 'Append the log to a file'
 complete -c dafmount -s h -l help -d 'Show a summary of the options'
