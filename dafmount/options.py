@@ -124,9 +124,14 @@ def secrets_in(words: Iterable[str]) -> list[str]:
 
 def _split(words: Iterable[str]) -> Iterable[str]:
     for word in words:
-        for part in re.split(r"(?<!\\),", word):
-            if part.strip():
-                yield part.strip().replace("\\,", ",")
+        parts = [part.strip().replace("\\,", ",") for part in re.split(r"(?<!\\),", word) if part.strip()]
+        yield from parts[1:] if _is_from_mount(parts) else parts
+
+
+def _is_from_mount(parts: list[str]) -> bool:
+    """Whether mount.fuse3 wrote these: it always says rw, then either of dev and nodev, and of suid and nosuid."""
+    rest = set(parts[1:])
+    return parts[:1] == ["rw"] and bool(rest & {"dev", "nodev"}) and bool(rest & {"suid", "nosuid"})
 
 
 def _apply(options: Options, word: str) -> Options:

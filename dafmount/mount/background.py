@@ -48,8 +48,8 @@ def hold_standard_streams() -> None:
 def run(child: Callable[[Report], int]) -> Outcome:
     """Fork; the child runs `child(report)` and never returns from here, the parent returns what was reported.
 
-    The child is in a session of its own, so that the end of the terminal does not end it. After reporting success its
-    standard streams are /dev/null.
+    After reporting success the child is in a session of its own, so that the end of the terminal does not end it, and
+    its standard streams are /dev/null.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -88,8 +88,8 @@ def _be_child(child: Callable[[Report], int], writable: int) -> None:
         return True
 
     try:
-        os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is the parent's to answer, which ends the child
         code = child(report)
     except BaseException as error:
         log.critical("the daemon ends for something unexpected", exc_info=error)
@@ -100,7 +100,11 @@ def _be_child(child: Callable[[Report], int], writable: int) -> None:
 
 
 def _silence() -> None:
-    """Hold no terminal and no working directory."""
+    """Hold no terminal and no working directory.
+
+    Only now: an automounter lets none but its own process group to the mount point until something is mounted there.
+    """
+    os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -25,9 +26,13 @@ FUSE_DEVICE = "/dev/fuse"
 DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 """What a mount answers whose daemon has ended, the second just after it was killed."""
 
+AUTOMOUNT = "autofs"
+"""What systemd's automount units, and autofs' direct maps, mount where something is to be mounted when it is needed."""
+
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _UNMOUNT_LIMIT_S = 30
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
@@ -59,10 +64,8 @@ def mount_at(mountpoint: str) -> Mount | None:
 
 
 def _unescape(field: str) -> str:
-    """Mountinfo writes space, tab, newline and backslash as octal."""
-    for code in ("040", "011", "012"):
-        field = field.replace(f"\\{code}", chr(int(code, 8)))
-    return field.replace("\\134", "\\")
+    """Mountinfo writes space, tab, newline, backslash and, in sources, # as octal."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -> str:
@@ -74,6 +77,9 @@ def prepare(mountpoint: str, *, nonempty: bool, kernel_words: tuple[str, ...]) -
     _recover(path)
     path = _real_directory(path)
     mount = mount_at(path)
+    if mount is not None and mount.file_system == AUTOMOUNT:
+        _check_fuse(path, kernel_words)
+        return path  # an automounter has asked for us: reading the directory would wait for our own success
     if mount is not None and not nonempty:
         what = f"{mount.source} ({mount.file_system})"
         raise MountFailed(f"{path}: {what} is mounted here already; unmount it first, or say -o nonempty")
