@@ -14,7 +14,7 @@ import base64
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import Protocol
 
 import google_crc32c
 import numpy as np
@@ -45,6 +45,19 @@ _MAX_SIZE_32 = (1 << 32) - 1
 _NO_LIMIT = 1 << 62
 
 
+class OutFile(Protocol):
+    """Where a shard goes."""
+
+    def write(self, data: bytes, /) -> int:
+        """All of `data`, at the present position."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a position, which may be beyond the end."""
+
+    def tell(self) -> int:
+        """The present position."""
+
+
 class ShardWriter:
     """One shard, from the present position of `out` on.
 
@@ -55,7 +68,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        out: BinaryIO,
+        out: OutFile,
         shape: Sequence[int],
         chunk_shape: Sequence[int],
         itemsize: int | None,
@@ -307,7 +320,7 @@ def split_lines(lines: Sequence[bytes], grid: Grid) -> Iterator[bytes]:
 
 
 def write_shard(
-    out: BinaryIO,
+    out: OutFile,
     flat: bytes | bytearray | memoryview | Sequence[bytes],
     shape: Sequence[int],
     chunk_shape: Sequence[int],
