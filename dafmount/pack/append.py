@@ -15,10 +15,10 @@ file is L bytes long, its directory D. After each step stands what a reader find
 
 Each step is on disk before the next begins (fsync). Nothing that was in the file is ever overwritten, so that before
 step 5 cutting it to L bytes takes everything back; after a kill it merely has some dead bytes. Between steps 1 and 3,
-some milliseconds, readers that look for the directory directly before the end records and nowhere else (Python's
-zipfile) find none. New entries come first in the directory, which no reader minds. The old D stays behind as dead bytes.
+some milliseconds, readers that look for the directory only where the end records begin (Python's zipfile) find none.
+New entries come first in the directory, which no reader minds. The old D stays behind as dead bytes.
 
-Facts: ZipFormat documentation (archives are append-only; the new directory is written before the entry), APPNOTE 4.3.
+Facts: ZipFormat documentation (append-only; the new directory is written before the entry), APPNOTE 4.3.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ class AppendSink:
 
     wants_metadata = False
 
-    def __init__(self, target: Path, prefix: str) -> None:
+    def __init__(self, target: Path, prefix: str, disk: Callable[[int], Disk] | None = None) -> None:
         """Locks the archive against other writers until the sink is left.
 
         Raises DestinationBusy where it is locked, and as `find_directory` does. `prefix` ends in `/`; that the archive
-        has nothing of that name has been checked.
+        has nothing of that name has been checked. `disk` makes a Disk of the archive's descriptor.
         """
+        self._disk = disk or FileDisk
         self._prefix = prefix
         self._name = str(target)
         with contextlib.ExitStack() as stack:
@@ -99,7 +100,7 @@ class AppendSink:
         if os.fstat(self._fd).st_size != self._old_size:
             raise SourceChanged(f"{self._name}: another program has changed the archive meanwhile")
         self._is_touched = True
-        append(_File(self._fd), self, point_of_no_return)
+        append(self._disk(self._fd), self, point_of_no_return)
         self._is_touched = False
 
     @property
@@ -190,7 +191,7 @@ def _end_position(least: int, comment_bytes: int) -> int:
     return least if fits else least + _SECTOR_BYTES - within
 
 
-class _File:
+class FileDisk:
     """The archive's file as a Disk."""
 
     def __init__(self, fd: int) -> None:

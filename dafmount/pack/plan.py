@@ -185,7 +185,11 @@ class _Planner:
         """Each component that has a file, and how its flat bytes are opened."""
         for component in descriptor.components:
             if descriptor.is_legacy and component.key == "nzval" and component.eltype == "Bool":
-                continue  # in this form all its values are true, and never stored
+                # In this form the values are true and not stored; old writers did store some.
+                try:
+                    self._archive.open(self._layout.path(key.path + component.flat_suffix)).close()
+                except NotFound:
+                    continue
             suffix = component.flat_suffix if component.packing is None else component.packed_suffix
             yield component, self._opener(key.path + suffix, key, component)
 
