@@ -5,9 +5,11 @@ Owns the steps and nothing of their details. One call belongs to one thread, whi
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from dafmount.errors import CorruptDescriptor, NoRoom, UsageError
 from dafmount.pack import pipeline
@@ -111,6 +113,11 @@ def _writer(file: Planned, out: OutFile) -> _FlatWriter | _PackedWriter:
     return _PackedWriter(file, out) if isinstance(file, ShardFile) else _FlatWriter(file, out)
 
 
+def _scratch() -> IO[bytes]:
+    """An unnamed file on a disk; /tmp is often in memory."""
+    return tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/var/tmp")
+
+
 class _FlatWriter:
     """Writes flat bytes, and counts the lines of a text."""
 
@@ -141,7 +148,9 @@ class _PackedWriter:
     def __init__(self, file: ShardFile, out: OutFile) -> None:
         packing = file.packing
         level = packing.compression_level or 0
-        self._shard = ShardWriter(out, file.shape, packing.chunk_shape, file.itemsize, packing.compression, level)
+        self._shard = ShardWriter(
+            out, file.shape, packing.chunk_shape, file.itemsize, packing.compression, level, _scratch
+        )
 
     def write(self, part: Part) -> None:
         assert isinstance(part.data, list)

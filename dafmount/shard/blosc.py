@@ -34,6 +34,7 @@ HEADER_BYTES = 16
 
 _HEADER = struct.Struct("<BBBBIII")
 _U32 = struct.Struct("<I")
+_SINGLE = struct.Struct("<BBBBIIIII")  # a header, the only block's start, and the length of its only stream
 _FORMAT_VERSION = 2
 _CODEC_VERSION = 1
 _BYTE_SHUFFLE = 0x01
@@ -338,7 +339,18 @@ def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
     flags = _BIT_SHUFFLE | code << _CODEC_SHIFT
     split = code == _LZ4 and typesize <= _MAX_SPLITS and block_bytes // typesize >= _MIN_SPLIT_ITEMS
     flags |= 0 if split else _NOT_SPLIT
-    if len(raw) >= _MIN_SPLIT_ITEMS:  # c-blosc copies less than MIN_BUFFERSIZE (128) bytes
+    if _MIN_SPLIT_ITEMS <= len(raw) <= block_bytes and not split and len(raw) % (8 * typesize) == 0:
+        # The chunks that writers make: as below, for one block of one stream.
+        shuffled = bytearray(len(raw))
+        lib.bitshuffle(typesize, len(raw), raw, address_of(shuffled))
+        stream = _zstd(shuffled, level) if code == _ZSTD else _lz4(lib, bytes(shuffled), level)
+        if len(stream) >= len(raw):
+            stream = bytes(shuffled)
+        at = HEADER_BYTES + 8 + len(stream)
+        if at < len(raw) + HEADER_BYTES:
+            sizes = (len(raw), block_bytes, at, HEADER_BYTES + 4, len(stream))
+            return _SINGLE.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, *sizes) + stream
+    elif len(raw) >= _MIN_SPLIT_ITEMS:  # c-blosc copies less than MIN_BUFFERSIZE (128) bytes
         n_blocks = -(-len(raw) // block_bytes)
         starts: list[int] = []
         parts: list[bytes] = []
@@ -376,7 +388,7 @@ def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: i
     return b"".join(parts)
 
 
-def _zstd(stream: bytes, level: int) -> bytes:
+def _zstd(stream: bytes | bytearray, level: int) -> bytes:
     """With c-blosc's translation of blosc levels 1..9."""
     zstd_level = {8: _MAX_ZSTD_LEVEL - 2, 9: _MAX_ZSTD_LEVEL}.get(level, 2 * level - 1)
     if _local.compressors is None:

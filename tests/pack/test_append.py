@@ -8,13 +8,14 @@ import random
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from dafmount.errors import CorruptArchive, DestinationBusy, DestinationExists, UnsupportedFormat, UsageError
-from dafmount.pack.append import AppendSink, FileDisk
+from dafmount.pack.append import AppendSink, Disk, FileDisk
 from dafmount.source.local import LocalFile
 from dafmount.source.resolve import daf_roots
 from dafmount.source.spool import Spool
@@ -66,13 +67,17 @@ def writes(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Writ
     copy = tmp_path_factory.mktemp("copy") / "x.dafs.zip"
     copy.write_bytes(archive.read_bytes())
     disk = RecordingDisk()
-    with AppendSink(copy, NEW_GROUP + "/", lambda fd: disk) as sink:
+    append_files(copy, lambda fd: disk)
+    return disk.writes
+
+
+def append_files(archive: Path, make_disk: Callable[[int], Disk]) -> None:
+    with AppendSink(archive, NEW_GROUP + "/", make_disk) as sink:
         for name, data in new_files():
             out = sink.create(name)
             out.write(data)
             out.close()
         sink.commit(lambda: None)
-    return disk.writes
 
 
 def new_files() -> Iterator[tuple[str, bytes]]:
@@ -173,7 +178,7 @@ def test_a_power_cut_leaves_the_old_state_or_the_new(
             assert one.data is not None
             first = SECTOR_BYTES - one.offset % SECTOR_BYTES
             cuts = [0, *range(first, len(one.data), SECTOR_BYTES), len(one.data)]
-            for start, stop in zip(cuts, cuts[1:], strict=False):
+            for start, stop in pairwise(cuts):
                 if numbers.random() < 0.5:
                     apply(state, one, start, stop)
         assert check(state) in (OLD_GROUPS, new)
@@ -217,15 +222,8 @@ class FailingDisk(FileDisk):
 @pytest.mark.parametrize("n_writes", range(6))
 def test_a_failure_at_any_write_takes_everything_back(archive: Path, tmp_path: Path, n_writes: int) -> None:
     copy = copied(archive, tmp_path)
-    with (
-        pytest.raises(OSError, match="No space"),
-        AppendSink(copy, NEW_GROUP + "/", lambda fd: FailingDisk(fd, n_writes)) as sink,
-    ):
-        for name, data in new_files():
-            out = sink.create(name)
-            out.write(data)
-            out.close()
-        sink.commit(lambda: None)
+    with pytest.raises(OSError, match="No space"):
+        append_files(copy, lambda fd: FailingDisk(fd, n_writes))
     assert copy.read_bytes() == archive.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["x.dafs.zip"]
 
