@@ -78,8 +78,10 @@ def pack(order: Order, listener: Listener) -> None:
 def _check_one(resolved: Resolved) -> None:
     if not resolved.is_daf:
         archive = resolved.archive
-        groups = daf_roots(archive) if isinstance(archive, ZipArchive) else []
-        raise UsageError(f"{resolved.display}: has several data sets; choose one with #/group: {', '.join(groups)}")
+        if not isinstance(archive, ZipArchive):
+            raise UsageError(f"{resolved.display}: a folder of data sets; choose one")
+        groups = ", ".join(daf_roots(archive))
+        raise UsageError(f"{resolved.display}: has several data sets; choose one with #/group: {groups}")
 
 
 def _write(plan: Plan, destination: Destination, order: Order, listener: Listener) -> None:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
 from typing import cast
 
 from dafmount.daf.catalog import DENSE, Component, Descriptor, Packing, PropertyKey
@@ -124,7 +123,6 @@ class _Planner:
         self._cache = ChunkCache(CACHE_BYTES)
         self._tree = DafTree(archive, root, Style(self._cache))
         self._layout: FilesLayout = self._tree.layout
-        self._numbers = count(1)
         self._metadata: list[bytes] = []
         self._used: set[str] = {MARKER, METADATA, *_INDEXES_OF_DAFR}
 
@@ -199,19 +197,12 @@ class _Planner:
         if key is None or component is None or component.packing is None:
             return lambda: self._archive.open(full)
         name = path.rpartition("/")[2]
-        opener = PackedOpener(self._tree, PackedComponent(key, component, name), full)
-        number = next(self._numbers)
+        opener = PackedOpener(self._tree, PackedComponent(key, component, name), full, None)
         width = itemsize(component.eltype, where) or 1
         self._cache.limit_bytes = max(
             self._cache.limit_bytes, min(MAX_CHUNK_BYTES, 2 * width * math.prod(component.packing.chunk_shape))
         )
-
-        def open_packed() -> Content:
-            file = File(name, _NOWHERE, None, 0, opener)
-            file.number = number
-            return opener.open(file)
-
-        return open_packed
+        return lambda: opener.open(File(name, _NOWHERE, None, 0, opener))
 
     def _component(self, key: PropertyKey, component: Component, open_flat: Open) -> tuple[Component, Planned]:
         """The component as it will be described, and its file."""

@@ -60,6 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(tmp_path: Path, corpus: Path) -> Path:
     """Where destinations go; an archive with a group is there already."""
     run_pack(corpus / "julia" / "jf11", f"{tmp_path}/x.dafs.zip#/old")
+    (tmp_path / "empty").mkdir()
     return tmp_path
 
 
@@ -80,7 +81,8 @@ def contents(place: Path) -> dict[str, bytes]:
         (("SOURCE", "x.dafs.zip"), 2, "which group"),
         (("missing.daf", "x.daf"), 3, "missing.daf: no such file"),
         (("SOURCE", "missing/x.daf"), 3, "no such directory"),
-        ((".", "x.daf"), 4, "not a Daf"),
+        ((".", "x.daf"), 2, "a folder of data sets; choose one"),
+        (("empty", "x.daf"), 4, "not a Daf"),
         (("x.dafs.zip#/g", "x.daf"), 6, "it has old"),
         (("SOURCE", "x.dafs.zip#/old"), 11, "exists already"),
         (("SOURCE", "SOURCE"), 11, "--overwrite"),
@@ -224,13 +226,12 @@ def kills(name: str) -> Iterator[int]:
         yield int(6.5 * MIB * numbers.random()) if n % 2 else int((6 + 7 * ("x.dafs" in name)) * MIB * numbers.random())
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", DESTINATIONS)
+@pytest.mark.parametrize(
+    ("name", "overwrite"), [*((name, False) for name in DESTINATIONS), ("x.daf", True), ("x.daf.zip", True)]
+)
 def test_a_kill_leaves_the_old_or_the_new(
     large: Path, expected: Path, place: Path, corpus: Path, name: str, overwrite: bool
 ) -> None:
-    if overwrite and "#" in name:
-        pytest.skip("groups are not overwritten")
     old = corpus / "julia" / "jf11"
     run_unpack(old, place / "old")
     target = f"{place}/{name}"
