@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dafmount.errors import CorruptDescriptor, UnsupportedFormat
 from dafmount.pack.plan import FlatFile, ShardFile
-from dafmount.shard.codecs import encode_chunk
+from dafmount.shard.codecs import encode_chunk, encode_chunks
 from dafmount.shard.grid import Grid
 from dafmount.shard.strings import encode_strings
 from dafmount.shard.writer import split_flat
@@ -68,7 +68,7 @@ def _encode_numbers(file: ShardFile, content: Content, offset: int, length: int,
     packing = file.packing
     level = packing.compression_level or 0
     flat = content.read(offset, length)
-    return [encode_chunk(packing.compression, level, file.itemsize, raw) for raw in split_flat(flat, grid)]
+    return encode_chunks(packing.compression, level, file.itemsize, list(split_flat(flat, grid)))
 
 
 def _text_units(file: ShardFile, content: Content) -> Iterator[Unit]:

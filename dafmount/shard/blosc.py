@@ -15,7 +15,7 @@ import importlib.util
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -370,6 +370,40 @@ def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
     return header + raw
 
 
+def encode_many(raws: Sequence[bytes], codec: str, level: int, typesize: int) -> list[bytes]:
+    """As `encode` for each. For zstd the compressor is called once for all, which lets other threads run meanwhile."""
+    lib = library()
+    size = len(raws[0]) if raws else 0
+    compressor = _compressor(level)
+    if (
+        lib is None
+        or codec != "zstd"
+        or not _MIN_SPLIT_ITEMS <= size <= _BLOCK_BYTES - _BLOCK_BYTES % (8 * typesize)
+        or size % (8 * typesize)
+        or any(len(raw) != size for raw in raws)
+        or not hasattr(compressor, "multi_compress_to_buffer")
+    ):
+        return [encode(raw, codec, level, typesize) for raw in raws]
+    shuffled = bytearray(size * len(raws))
+    at = address_of(shuffled)
+    for raw in raws:
+        lib.bitshuffle(typesize, size, raw, at)
+        at += size
+    view = memoryview(shuffled)
+    streams = compressor.multi_compress_to_buffer([view[n * size : (n + 1) * size] for n in range(len(raws))])
+    flags = _BIT_SHUFFLE | _ZSTD << _CODEC_SHIFT | _NOT_SPLIT
+    encoded = []
+    for n, raw in enumerate(raws):
+        stream = streams[n].tobytes()
+        length = HEADER_BYTES + 8 + len(stream)
+        if length < size + HEADER_BYTES:
+            sizes = (size, size, length, HEADER_BYTES + 4, len(stream))
+            encoded.append(_SINGLE.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, *sizes) + stream)
+        else:
+            encoded.append(encode(raw, codec, level, typesize))
+    return encoded
+
+
 def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: int, n_streams: int) -> bytes:
     shuffled = block
     # In this version of the format a block whose item count is no multiple of 8 is left as it is.
@@ -389,14 +423,18 @@ def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: i
 
 
 def _zstd(stream: bytes | bytearray, level: int) -> bytes:
-    """With c-blosc's translation of blosc levels 1..9."""
+    return _compressor(level).compress(stream)
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """This thread's, with c-blosc's translation of blosc levels 1..9."""
     zstd_level = {8: _MAX_ZSTD_LEVEL - 2, 9: _MAX_ZSTD_LEVEL}.get(level, 2 * level - 1)
     if _local.compressors is None:
         _local.compressors = {}
     compressor = _local.compressors.get(zstd_level)
     if compressor is None:
         compressor = _local.compressors[zstd_level] = zstandard.ZstdCompressor(level=zstd_level)
-    return compressor.compress(stream)
+    return compressor
 
 
 def _lz4(lib: Library, stream: bytes, level: int) -> bytes:
