@@ -79,3 +79,15 @@ class UsageError(DafmountError):
 
 class MountFailed(DafmountError):
     """The mount point cannot be used, or the kernel or fusermount3 refused the mount."""
+
+
+class DestinationExists(DafmountError):
+    """What is to be written exists already."""
+
+
+class DestinationBusy(DafmountError):
+    """Another process is writing to the destination."""
+
+
+class NoRoom(DafmountError):
+    """The destination's disk is full, or a quota or a limit of the file system is reached."""

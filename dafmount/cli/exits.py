@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dafmount.errors import (
     Corrupt,
+    DestinationBusy,
+    DestinationExists,
     EmptyFile,
     GroupNotFound,
     MountFailed,
+    NoRoom,
     NotADaf,
     NotFound,
     SourceDenied,
@@ -25,6 +28,10 @@ DAMAGED = 7
 MOUNT_POINT = 8
 EMPTY = 9
 DENIED = 10
+EXISTS = 11
+NO_ROOM = 12
+INTERRUPTED = 128
+"""And the number of the signal, as the shell has it."""
 
 _TABLE: tuple[tuple[type[Exception], int], ...] = (
     (UsageError, USAGE),
@@ -36,6 +43,9 @@ _TABLE: tuple[tuple[type[Exception], int], ...] = (
     (UnsupportedFormat, UNSUPPORTED),
     (Corrupt, DAMAGED),
     (MountFailed, MOUNT_POINT),
+    (DestinationExists, EXISTS),
+    (DestinationBusy, EXISTS),
+    (NoRoom, NO_ROOM),
     (SourceDenied, DENIED),
     (PermissionError, DENIED),
 )
@@ -51,7 +61,10 @@ HELP = """exit codes:
   7  the archive is damaged or cut short
   8  the mount point cannot be used, or the mount was refused
   9  the source is empty (zero bytes)
- 10  permission denied"""
+ 10  permission denied
+ 11  the destination exists already, or is being written to
+ 12  no room for the destination
+130  interrupted (128 and the signal's number)"""
 
 
 def exit_code(error: BaseException) -> int:

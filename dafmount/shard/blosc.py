@@ -15,7 +15,7 @@ import importlib.util
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ HEADER_BYTES = 16
 
 _HEADER = struct.Struct("<BBBBIII")
 _U32 = struct.Struct("<I")
+_SINGLE = struct.Struct("<BBBBIIIII")  # a header, the only block's start, and the length of its only stream
 _FORMAT_VERSION = 2
 _CODEC_VERSION = 1
 _BYTE_SHUFFLE = 0x01
@@ -338,7 +339,18 @@ def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
     flags = _BIT_SHUFFLE | code << _CODEC_SHIFT
     split = code == _LZ4 and typesize <= _MAX_SPLITS and block_bytes // typesize >= _MIN_SPLIT_ITEMS
     flags |= 0 if split else _NOT_SPLIT
-    if len(raw) >= _MIN_SPLIT_ITEMS:  # c-blosc copies less than MIN_BUFFERSIZE (128) bytes
+    if _MIN_SPLIT_ITEMS <= len(raw) <= block_bytes and not split and len(raw) % (8 * typesize) == 0:
+        # The chunks that writers make: as below, for one block of one stream.
+        shuffled = bytearray(len(raw))
+        lib.bitshuffle(typesize, len(raw), raw, address_of(shuffled))
+        stream = _zstd(shuffled, level) if code == _ZSTD else _lz4(lib, bytes(shuffled), level)
+        if len(stream) >= len(raw):
+            stream = bytes(shuffled)
+        at = HEADER_BYTES + 8 + len(stream)
+        if at < len(raw) + HEADER_BYTES:
+            sizes = (len(raw), block_bytes, at, HEADER_BYTES + 4, len(stream))
+            return _SINGLE.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, *sizes) + stream
+    elif len(raw) >= _MIN_SPLIT_ITEMS:  # c-blosc copies less than MIN_BUFFERSIZE (128) bytes
         n_blocks = -(-len(raw) // block_bytes)
         starts: list[int] = []
         parts: list[bytes] = []
@@ -356,6 +368,40 @@ def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
     compressed = HEADER_BYTES + len(raw)
     header = _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags | _COPIED, typesize, len(raw), block_bytes, compressed)
     return header + raw
+
+
+def encode_many(raws: Sequence[bytes], codec: str, level: int, typesize: int) -> list[bytes]:
+    """As `encode` for each. For zstd the compressor is called once for all, which lets other threads run meanwhile."""
+    lib = library()
+    size = len(raws[0]) if raws else 0
+    compressor = _compressor(level)
+    if (
+        lib is None
+        or codec != "zstd"
+        or not _MIN_SPLIT_ITEMS <= size <= _BLOCK_BYTES - _BLOCK_BYTES % (8 * typesize)
+        or size % (8 * typesize)
+        or any(len(raw) != size for raw in raws)
+        or not hasattr(compressor, "multi_compress_to_buffer")
+    ):
+        return [encode(raw, codec, level, typesize) for raw in raws]
+    shuffled = bytearray(size * len(raws))
+    at = address_of(shuffled)
+    for raw in raws:
+        lib.bitshuffle(typesize, size, raw, at)
+        at += size
+    view = memoryview(shuffled)
+    streams = compressor.multi_compress_to_buffer([view[n * size : (n + 1) * size] for n in range(len(raws))])
+    flags = _BIT_SHUFFLE | _ZSTD << _CODEC_SHIFT | _NOT_SPLIT
+    encoded = []
+    for n, raw in enumerate(raws):
+        stream = streams[n].tobytes()
+        length = HEADER_BYTES + 8 + len(stream)
+        if length < size + HEADER_BYTES:
+            sizes = (size, size, length, HEADER_BYTES + 4, len(stream))
+            encoded.append(_SINGLE.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, *sizes) + stream)
+        else:
+            encoded.append(encode(raw, codec, level, typesize))
+    return encoded
 
 
 def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: int, n_streams: int) -> bytes:
@@ -376,15 +422,19 @@ def _encode_block(lib: Library, block: bytes, code: int, level: int, typesize: i
     return b"".join(parts)
 
 
-def _zstd(stream: bytes, level: int) -> bytes:
-    """With c-blosc's translation of blosc levels 1..9."""
+def _zstd(stream: bytes | bytearray, level: int) -> bytes:
+    return _compressor(level).compress(stream)
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """This thread's, with c-blosc's translation of blosc levels 1..9."""
     zstd_level = {8: _MAX_ZSTD_LEVEL - 2, 9: _MAX_ZSTD_LEVEL}.get(level, 2 * level - 1)
     if _local.compressors is None:
         _local.compressors = {}
     compressor = _local.compressors.get(zstd_level)
     if compressor is None:
         compressor = _local.compressors[zstd_level] = zstandard.ZstdCompressor(level=zstd_level)
-    return compressor.compress(stream)
+    return compressor
 
 
 def _lz4(lib: Library, stream: bytes, level: int) -> bytes:

@@ -536,6 +536,17 @@ def encode_chunk(compression: str, level: int, itemsize: int | None, raw: bytes)
     return payload, crc32(payload), len(payload)
 
 
+def encode_chunks(
+    compression: str, level: int, itemsize: int | None, raws: Sequence[bytes]
+) -> list[tuple[bytes, int, int]]:
+    """As `encode_chunk` for each of some raw chunks, with less to do for each where they have one size."""
+    codec = find_codec(compression)
+    if codec.compressor == "blosc" and codec.filter is None:
+        payloads = blosc.encode_many(raws, _blosc_codec(compression), level, itemsize or 1)
+        return [(payload, crc32(payload), len(payload)) for payload in payloads]
+    return [encode_chunk(compression, level, itemsize, raw) for raw in raws]
+
+
 def _blosc_codec(compression: str) -> str:
     return "zstd" if compression == "blosc_zstd_bitshuffle" else "lz4"
 

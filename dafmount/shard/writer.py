@@ -13,8 +13,8 @@ from __future__ import annotations
 import base64
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Protocol
 
 import google_crc32c
 import numpy as np
@@ -44,22 +44,37 @@ _MAX_SIZE_32 = (1 << 32) - 1
 _NO_LIMIT = 1 << 62
 
 
+class OutFile(Protocol):
+    """Where a shard goes."""
+
+    def write(self, data: bytes, /) -> int:
+        """All of `data`, at the present position."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a position, which may be beyond the end."""
+
+    def tell(self) -> int:
+        """The present position."""
+
+
 class ShardWriter:
     """One shard, from the present position of `out` on.
 
-    `shape` and `chunk_shape` count values, rows first; `itemsize` is that of a value in bytes, None for strings. Takes
-    20 bytes of memory a chunk. Give each chunk with `append` or `append_encoded`, in chunk order, then call `finish`.
+    `shape` and `chunk_shape` count values, rows first; `itemsize` is that of a value in bytes, None for strings. Give
+    each chunk with `append` or `append_encoded`, in chunk order, then call `finish`. What the directory will say of a
+    chunk takes 20 bytes; beyond some 16,000 chunks they go to a file that `scratch` makes, or stay in memory without.
     Raises UnsupportedFormat for an unknown compression, a level out of range, or more chunks than gzip can name.
     """
 
     def __init__(
         self,
-        out: BinaryIO,
+        out: OutFile,
         shape: Sequence[int],
         chunk_shape: Sequence[int],
         itemsize: int | None,
         compression: str,
         level: int,
+        scratch: Callable[[], IO[bytes]] | None = None,
     ) -> None:
         codecs.check_level(compression, level)
         self.grid = make_grid(shape, chunk_shape, itemsize or 1, _NO_LIMIT, "shard")
@@ -69,13 +84,12 @@ class ShardWriter:
         self._level = level
         self._method = codecs.find_codec(compression).zip_method
         self._n_chunks = self.grid.n_chunks
+        self._grid_shape = self.grid.grid_shape
         if self._is_gzip and self._n_chunks > _GZIP_MAX_CHUNKS:
             raise UnsupportedFormat(f"gzip shard: {self._n_chunks} chunks, expected at most {_GZIP_MAX_CHUNKS}")
         self._start = out.tell()
-        self._stored_bytes = array("Q")
-        self._raw_bytes = array("Q")
-        self._crc = array("I")
-        self._widths = tuple(len(str(max(0, n - 1))) for n in self.grid.grid_shape)
+        self._records = _Records(scratch)
+        self._widths = tuple(len(str(max(0, n - 1))) for n in self._grid_shape)
         self._data_at = index_bytes(self._n_chunks)
         self._at = self._data_at
         out.seek(self._start + self._at)
@@ -87,12 +101,12 @@ class ShardWriter:
     def append(self, raw: bytes) -> None:
         """Encode and write the next chunk, of the full chunk_shape with its padding."""
         if self._itemsize is not None and len(raw) != self.grid.chunk_bytes:
-            raise ValueError(f"chunk {len(self._crc)} has {len(raw)} bytes, expected {self.grid.chunk_bytes}")
+            raise ValueError(f"chunk {len(self._records)} has {len(raw)} bytes, expected {self.grid.chunk_bytes}")
         self.append_encoded(*codecs.encode_chunk(self._compression, self._level, self._itemsize, raw))
 
     def append_encoded(self, payload: bytes, crc: int, raw_bytes: int) -> None:
         """Write the next chunk, given what `encode_chunk` made of it."""
-        k = len(self._crc)
+        k = len(self._records)
         if k >= self._n_chunks:
             raise ValueError(f"the shard has {self._n_chunks} chunks only")
         if self._is_gzip:
@@ -103,9 +117,7 @@ class ShardWriter:
             parts = self._gzip_parts(k, payload, crc, raw_bytes)
         else:
             parts = (self._local_header(self._name(k), len(payload), crc, raw_bytes), payload)
-        self._stored_bytes.append(len(payload))
-        self._raw_bytes.append(raw_bytes)
-        self._crc.append(crc)
+        self._records.append(len(payload), raw_bytes, crc)
         self._write(b"".join(parts))
 
     def finish(self) -> int:
@@ -113,8 +125,8 @@ class ShardWriter:
 
         Leaves `out` behind the shard's last byte.
         """
-        if len(self._crc) != self._n_chunks:
-            raise ValueError(f"{len(self._crc)} chunks were written, expected {self._n_chunks}")
+        if len(self._records) != self._n_chunks:
+            raise ValueError(f"{len(self._records)} chunks were written, expected {self._n_chunks}")
         codec_json = self._write_codec_json() if self._method == codecs.METHOD_STORED else b""
         directory_offset = self._at
         for chunks in self._blocks():
@@ -124,6 +136,7 @@ class ShardWriter:
         self._write(_end_records(directory_offset, self._at - directory_offset, n_entries))
         self._write_index()
         self._out.seek(self._start + self._at)
+        self._records.close()
         return self._at
 
     def _write(self, data: bytes) -> None:
@@ -141,26 +154,23 @@ class ShardWriter:
         return _LOCAL.pack(0x04034B50, *fields) + name + _LOCAL_ZIP64.pack(1, 16, raw_bytes, stored_bytes)
 
     def _name(self, k: int) -> bytes:
-        blocks = []
-        for n, width in zip(self.grid.grid_shape, self._widths, strict=True):
-            k, block = divmod(k, n)
-            blocks.append(f"{block:0{width}}")
-        return "/".join(("c", *reversed(blocks))).encode("ascii")
+        if len(self._widths) == 1:
+            return b"c/%0*d" % (self._widths[0], k)
+        column, row = divmod(k, self._grid_shape[0])
+        return b"c/%0*d/%0*d" % (self._widths[1], column, self._widths[0], row)
 
     def _blocks(self) -> Iterator[_Block]:
         """The chunks in directory order, some at a time."""
         name_bytes = len(self._name(0)) if self._n_chunks and not self._is_gzip else 10
         before = LOCAL_HEADER_BYTES + name_bytes + (0 if self._is_gzip else _LOCAL_ZIP64.size)
         after = codecs.GZIP_TRAILER_BYTES if self._is_gzip else 0
-        at = self._data_at
-        for first in range(0, self._n_chunks, _DIRECTORY_BLOCK):
-            chosen = slice(first, first + _DIRECTORY_BLOCK)
-            stored = np.array(self._stored_bytes[chosen], np.uint64)
+        at, first = self._data_at, 0
+        for stored, raw, crc in self._records.blocks():
             spans = stored + np.uint64(before + after)
             ends = np.uint64(at) + np.cumsum(spans, dtype=np.uint64)
             at = int(ends[-1])
-            raw, crc = np.array(self._raw_bytes[chosen], np.uint64), np.array(self._crc[chosen], np.uint32)
             yield _Block(first, stored, raw, crc, ends - spans, before)
+            first += len(crc)
 
     def _central_entries(self, chunks: _Block) -> bytes:
         n = len(chunks.crc)
@@ -197,6 +207,57 @@ class ShardWriter:
             crc = google_crc32c.extend(crc, pairs)
             self._out.write(pairs)
         self._out.write(crc.to_bytes(INDEX_CHECKSUM_BYTES, "little"))
+
+
+class _Records:
+    """Stored bytes, raw bytes and CRC-32 of each chunk so far."""
+
+    def __init__(self, scratch: Callable[[], IO[bytes]] | None) -> None:
+        self._scratch = scratch
+        self._file: IO[bytes] | None = None
+        self._n_full = 0
+        """Blocks in the file, or in memory where there is no scratch."""
+        self._full: list[bytes] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._stored_bytes = array("Q")
+        self._raw_bytes = array("Q")
+        self._crc = array("I")
+
+    def __len__(self) -> int:
+        return self._n_full * _DIRECTORY_BLOCK + len(self._crc)
+
+    def append(self, stored_bytes: int, raw_bytes: int, crc: int) -> None:
+        self._stored_bytes.append(stored_bytes)
+        self._raw_bytes.append(raw_bytes)
+        self._crc.append(crc)
+        if len(self._crc) == _DIRECTORY_BLOCK:
+            block = self._stored_bytes.tobytes() + self._raw_bytes.tobytes() + self._crc.tobytes()
+            if self._scratch is None:
+                self._full.append(block)
+            else:
+                self._file = self._file or self._scratch()
+                self._file.write(block)
+            self._n_full += 1
+            self._reset()
+
+    def blocks(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]]:
+        """All of them, some at a time; may be asked for again when it has ended."""
+        n = _DIRECTORY_BLOCK
+        if self._file is not None:
+            self._file.seek(0)
+        for number in range(self._n_full):
+            block = self._full[number] if self._file is None else self._file.read(20 * n)
+            stored, raw = np.frombuffer(block, np.uint64, n), np.frombuffer(block, np.uint64, n, 8 * n)
+            yield stored, raw, np.frombuffer(block, np.uint32, n, 16 * n)
+        if len(self._crc):
+            stored, raw = np.array(self._stored_bytes, np.uint64), np.array(self._raw_bytes, np.uint64)
+            yield stored, raw, np.array(self._crc, np.uint32)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class _Block:
@@ -286,7 +347,7 @@ def split_lines(lines: Sequence[bytes], grid: Grid) -> Iterator[bytes]:
 
 
 def write_shard(
-    out: BinaryIO,
+    out: OutFile,
     flat: bytes | bytearray | memoryview | Sequence[bytes],
     shape: Sequence[int],
     chunk_shape: Sequence[int],

@@ -43,6 +43,7 @@ from dafmount.errors import (
 from dafmount.source.base import Range
 from dafmount.source.http_settings import HttpSettings, parse_header
 from dafmount.source.http_url import Url, redirected
+from dafmount.source.traffic import TRAFFIC
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Answer:
         self._watched = watched
         self._name = name
         self._timeout_s = timeout_s
+        TRAFFIC.n_requests += 1
         headers = response.headers
         self.status = response.status_code
         self.validators = Validators(headers.get("ETag", ""), headers.get("Last-Modified", ""))
@@ -139,6 +141,7 @@ class Answer:
             data: bytes = self._response.raw.read(limit, decode_content=decode)
         except Exception as error:
             raise _translated(error, self._watched, self._name) from None
+        TRAFFIC.n_bytes += len(data)
         if not data and self._watched.is_late:
             raise _too_late(self._watched, self._name)
         return data
@@ -167,6 +170,7 @@ class HttpClient:
         deadline = time.monotonic() + settings.timeout_s
         for count in range(settings.retries + 1):
             try:
+                TRAFFIC.n_retries += count > 0
                 return attempt(deadline)
             except Passing as fault:
                 self._give_up_or_wait(fault, count, deadline, name)

@@ -88,7 +88,7 @@ class Record(NamedTuple):
     """Of the local header, from the start of the file."""
 
 
-class _Location(NamedTuple):
+class Location(NamedTuple):
     """Where the directory is. `shift` is how many bytes were put before the archive after it was made."""
 
     start: int
@@ -96,6 +96,7 @@ class _Location(NamedTuple):
     n_entries: int
     shift: int
     is_zip64: bool
+    comment: bytes
 
 
 class _Tail(NamedTuple):
@@ -121,14 +122,23 @@ def read_directory(source: ByteSource, *, name: str, mtime_ns: int) -> ZipDirect
     size = source.size
     if size == 0:
         raise EmptyFile(f"{called}: an empty file, expected a ZIP archive")
-    tail_start = max(0, size - _TAIL_BYTES)
-    tail = _Tail(source.read(tail_start, size - tail_start), tail_start)
+    tail = _read_tail(source)
     location = _locate(source, tail, called)
     raw = tail.read(source, location.start, location.size)
     return ZipDirectory(raw, location, name, mtime_ns)
 
 
-def _locate(source: ByteSource, tail: _Tail, called: str) -> _Location:
+def find_directory(source: ByteSource, *, name: str) -> Location:
+    """Where the directory of `source` is; raises as `read_directory` does for what is no whole ZIP archive."""
+    return _locate(source, _read_tail(source), shown(name))
+
+
+def _read_tail(source: ByteSource) -> _Tail:
+    start = max(0, source.size - _TAIL_BYTES)
+    return _Tail(source.read(start, source.size - start), start)
+
+
+def _locate(source: ByteSource, tail: _Tail, called: str) -> Location:
     """The directory that the last sound end record tells of."""
     exact, other = _end_candidates(tail.data)
     first_error: CorruptArchive | UnsupportedFormat | None = None
@@ -172,8 +182,9 @@ def _end_candidates(tail: bytes) -> tuple[list[int], list[int]]:
     return exact[:_MAX_END_CANDIDATES], other[:_MAX_END_CANDIDATES]
 
 
-def _parse_end(source: ByteSource, tail: _Tail, position: int, called: str) -> _Location:
-    _, disk, first_disk, _, n_entries, size, start, _ = _END.unpack_from(tail.data, position)
+def _parse_end(source: ByteSource, tail: _Tail, position: int, called: str) -> Location:
+    _, disk, first_disk, _, n_entries, size, start, comment_bytes = _END.unpack_from(tail.data, position)
+    comment = tail.data[position + _END.size : position + _END.size + comment_bytes]
     end = tail.start + position
     zip64 = _parse_end64(source, tail, end, called)
     if zip64 is not None:
@@ -193,11 +204,13 @@ def _parse_end(source: ByteSource, tail: _Tail, position: int, called: str) -> _
         )
     if size > _MAX_DIRECTORY_BYTES:
         raise UnsupportedFormat(f"{called}: a ZIP directory of {size} bytes, supported are {_MAX_DIRECTORY_BYTES}")
-    for at in (actual, start):
+    # Where a directory stands at both places, the one that is claimed counts: an archive that is being appended to has
+    # a copy of it directly before the end record.
+    for at in (start, actual) if size else (actual,):
         # Where both agree and the tail does not show it, reading the directory will tell: no request is spent on it.
         unseen = actual == start < tail.start
         if size == 0 or unseen or tail.read(source, at, 4) == _HEADER_SIGNATURE:
-            return _Location(at, size, n_entries, at - start, zip64 is not None)
+            return Location(at, size, n_entries, at - start, zip64 is not None, comment)
     raise CorruptArchive(f"{called}: no ZIP directory at byte {start}, where the end record claims it")
 
 
@@ -237,7 +250,7 @@ class _Raw:
         return np.ndarray((n,), dtype, self.data if n else b"\0" * width, 0, (1,))
 
 
-def _entry_offsets(raw: _Raw, location: _Location, called: str) -> npt.NDArray[np.uint32]:
+def _entry_offsets(raw: _Raw, location: Location, called: str) -> npt.NDArray[np.uint32]:
     """Where each entry begins."""
     offsets = _offsets_by_signature(raw)
     if offsets is None:
@@ -289,7 +302,7 @@ class ZipDirectory:
     or that Linux cannot have; a file with the name of a directory; symbolic links until `add_links` finds them sound.
     """
 
-    def __init__(self, data: bytes, location: _Location, name: str, mtime_ns: int) -> None:
+    def __init__(self, data: bytes, location: Location, name: str, mtime_ns: int) -> None:
         """Use `read_directory`."""
         self._raw = _Raw(data)
         self._shift = location.shift

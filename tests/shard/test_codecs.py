@@ -309,3 +309,16 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
 def test_the_library_is_called_through_ctypes_here() -> None:
     """Else the tests of that way prove nothing."""
     assert blosc.library() is not None
+
+
+@pytest.mark.parametrize("compression", list(codecs.CODECS))
+@pytest.mark.parametrize(("n_bytes", "itemsize"), [(8192, 4), (8192, 1), (8196, 4), (80, 8), (1 << 20, 8), (24, None)])
+def test_many_chunks_are_encoded_as_each_alone(compression: str, n_bytes: int, itemsize: int | None) -> None:
+    numbers = np.random.default_rng(5)
+    raws = [bytes(n_bytes), numbers.bytes(n_bytes), numbers.integers(0, 5, n_bytes, np.uint8).tobytes()] * 2
+    alone = [codecs.encode_chunk(compression, 5, itemsize, raw) for raw in raws]
+    assert codecs.encode_chunks(compression, 5, itemsize, raws) == alone
+    mixed = [*raws, b"short", b""]
+    alone = [codecs.encode_chunk(compression, 5, itemsize, raw) for raw in mixed]
+    assert codecs.encode_chunks(compression, 5, itemsize, mixed) == alone
+    assert codecs.encode_chunks(compression, 5, itemsize, []) == []
