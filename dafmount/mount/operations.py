@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import stat
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -18,9 +19,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, RequestContext
 
-from dafmount.errors import SourceChanged
+from dafmount.errors import SourceChanged, SourceTimeout
 from dafmount.mount.errno_map import ErrorLog
 from dafmount.mount.offload import Offload
+from dafmount.tree.content import Content
 from dafmount.tree.nodes import Directory, File, Node, NodeTable, OpenContents
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ CACHE_TIMEOUT_S = 3600.0
 """How long the kernel may believe what it was told; what is mounted does not change by itself."""
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+
+PATIENT_READS = 4
+"""Reads that may wait for the source as long as is allowed, whether or not they are the kernel's reading ahead."""
+
+HURRIED_S = 3.0
+"""How long a further read waits at its first try."""
 
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
@@ -96,6 +104,8 @@ class Operations(pyfuse3.Operations):
         self._next_handle = 1
         self.following: Following | None = None
         """Who keeps the tree true; None while nobody does."""
+        self._n_waiting = 0
+        self._hurried: deque[tuple[int, int, int]] = deque(maxlen=256)
 
     def describe(self, args: Sequence[object]) -> str:
         """For messages: the path that a handler's arguments are about."""
@@ -201,15 +211,19 @@ class Operations(pyfuse3.Operations):
         if file.is_retired:  # the kernel looks the path up again when it is told so
             raise FUSEError(errno.ESTALE)
         if self.contents.acquire_open(file) is None:
-            await self._opened(file, lambda: self.contents.acquire(file))
+            await self._opened(file, lambda: self.contents.acquire(file), undo=lambda: self.contents.release(file))
         if file.size is None:
-            await self._measure(file)
+            try:
+                await self._measure(file)
+            except BaseException:
+                self.contents.release(file)
+                raise
         return FileInfo(fh=FileHandleT(self._new_handle(self._files, file)), keep_cache=True)
 
-    async def _opened(self, file: File, call: Callable[[], object]) -> None:
+    async def _opened(self, file: File, call: Callable[[], object], undo: Callable[[], None] | None = None) -> None:
         """Run a call that opens the file."""
         try:
-            await self._offload.run(call, file.path)
+            await self._offload.run(call, file.path, file.number, undo)
         except SourceChanged:
             # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
             if self.following is not None:
@@ -233,7 +247,7 @@ class Operations(pyfuse3.Operations):
             content = self.contents.opened(file)
             data = content.read_nowait(off, length)
             if data is None:
-                data = await self._offload.run(lambda: content.read(off, length), file.path)
+                data = await self._read_elsewhere(file, content, off, length)
             if len(data) == length:
                 return cast(bytes, data)  # pyfuse3 takes any buffer
             raise AssertionError(f"{len(data)} bytes at {off}, expected {length}")
@@ -294,9 +308,37 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EISDIR)
         return node
 
+    async def _read_elsewhere(self, file: File, content: Content, offset: int, length: int) -> bytes | memoryview:
+        """Bytes that have to be waited for.
+
+        The kernel reads ahead with few requests at a time for the whole mount (12): those that wait for one file would
+        stop the readers of all others. It asks again, beside them, when such a request fails and a program does want
+        the bytes. So where several wait, a further request fails soon, and only its second try takes the time allowed.
+        """
+        patience_s = None
+        if self._n_waiting >= PATIENT_READS and not self._was_hurried(file.number, offset, length):
+            patience_s = HURRIED_S
+        self._n_waiting += 1
+        try:
+            return await self._offload.run(
+                lambda: content.read(offset, length), file.path, file.number, timeout_s=patience_s
+            )
+        except SourceTimeout:
+            if patience_s is None:
+                raise
+            self._hurried.append((file.number, offset, offset + length))
+            raise FUSEError(errno.ETIMEDOUT) from None
+        finally:
+            self._n_waiting -= 1
+
+    def _was_hurried(self, number: int, offset: int, length: int) -> bool:
+        return any(
+            number == other and offset < stop and start < offset + length for other, start, stop in self._hurried
+        )
+
     async def _load(self, directory: Directory) -> None:
         if not directory.is_loaded:
-            await self._offload.run(directory.children, directory.path or "/")
+            await self._offload.run(directory.children, directory.path or "/", self.nodes.number(directory))
             if self.following is not None:
                 self.following.loaded()
 

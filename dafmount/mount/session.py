@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
+import select
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyfuse3
@@ -29,8 +31,19 @@ from dafmount.tree.nodes import OpenContents
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 256
+MAX_TASKS = 1024
 """Requests at work at the same time; those that wait for a source hold one each."""
+
+MAX_READAHEAD = 128
+"""Requests at the same time by which the kernel reads ahead, for the whole mount."""
+
+END_WITHIN_S = 5.0
+"""How long requests under way may still take when a mount that is in use is detached."""
+
+LOOK_EVERY_S = 1.0
+
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
+_FUSE_DEVICE = "/dev/fuse"
 
 N_THREADS = 64
 
@@ -64,13 +77,16 @@ def serve(
     """
     _reuse_memory()
     contents = OpenContents(IDLE_CONTENTS)
-    operations = Operations(live.root, contents, Offload(N_THREADS, options.timeout_s), ownership, source_bytes)
+    offload = Offload(N_THREADS, options.timeout_s)
+    operations = Operations(live.root, contents, offload, ownership, source_bytes)
     follower = Follower(live.units, contents, options.refresh_s)
     operations.following = follower
+    _raise_file_limit()
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
+    _allow_readahead(mountpoint)
     try:
-        trio.run(_main, mountpoint, options.readahead_bytes, follower, ready)
+        trio.run(_main, mountpoint, options.readahead_bytes, follower, offload, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
@@ -103,6 +119,24 @@ def _reuse_memory() -> None:
         log.debug("this C library has no mallopt")
 
 
+def _raise_file_limit() -> None:
+    """Every file of a directory that is open in some program takes one descriptor here too; 1024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _allow_readahead(mountpoint: str) -> None:
+    """Let the kernel read ahead with more requests, where the system lets us: its 12 are soon held by one slow file."""
+    mount = mountpoints.mount_at(mountpoint)
+    if mount is not None:
+        connection = _CONNECTIONS / mount.device.partition(":")[2]
+        with suppress(OSError):
+            (connection / "max_background").write_text(str(MAX_READAHEAD))
+            (connection / "congestion_threshold").write_text(str(MAX_READAHEAD))
+
+
 def _mount(operations: Operations, mountpoint: str, words: set[str]) -> None:
     with _stderr_kept() as said:
         try:
@@ -130,14 +164,43 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
             os.close(saved)
 
 
-async def _main(mountpoint: str, readahead_bytes: int, follower: Follower, ready: Callable[[], None]) -> None:
+async def _main(
+    mountpoint: str, readahead_bytes: int, follower: Follower, offload: Offload, ready: Callable[[], None]
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.run)
-        nursery.start_soon(_end_on_signal, mountpoint)
+        nursery.start_soon(_end_on_signal, mountpoint, nursery.cancel_scope)
+        nursery.start_soon(_end_with_connection, offload, nursery.cancel_scope)
         nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)
-        log.info("%s: unmounted", mountpoint)
         nursery.cancel_scope.cancel()
+    if offload.n_given_up:
+        log.warning("%s: %d reads still wait for the source", mountpoint, offload.n_given_up)
+    log.info("%s: unmounted", mountpoint)
+
+
+async def _end_with_connection(offload: Offload, scope: trio.CancelScope) -> None:
+    """End when the mount is gone though requests still wait for a source: nobody is there to get their answers.
+
+    pyfuse3 would wait for them. This looks only while something is under way, so that an idle mount never wakes up.
+    """
+    connection = select.poll()
+    for fd in _fuse_descriptors():
+        connection.register(fd, 0)  # errors only
+    while True:
+        await offload.wait_for_work()
+        await trio.sleep(LOOK_EVERY_S)
+        if connection.poll(0):
+            await trio.sleep(LOOK_EVERY_S)
+            scope.cancel()
+            return
+
+
+def _fuse_descriptors() -> Iterator[int]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == _FUSE_DEVICE:
+                yield int(name)
 
 
 async def _announce(mountpoint: str, readahead_bytes: int, ready: Callable[[], None]) -> None:
@@ -158,7 +221,7 @@ def _set_readahead(device: int, readahead_bytes: int) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _end_on_signal(mountpoint: str) -> None:
+async def _end_on_signal(mountpoint: str, scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(*_ending_signals()) as signals:
         async for number in signals:
             log.info("%s: %s, unmounting", mountpoint, signal.Signals(number).name)
@@ -168,6 +231,8 @@ async def _end_on_signal(mountpoint: str) -> None:
             if problem:
                 log.warning("%s: in use (%s); detached, programs there get errors from now on", mountpoint, problem)
                 pyfuse3.terminate()
+                scope.deadline = trio.current_time() + END_WITHIN_S
+                await trio.sleep_forever()
             return
 
 
