@@ -41,6 +41,7 @@ PATIENT_READS = 4
 HURRIED_S = 3.0
 """How long a further read waits at its first try."""
 
+MAX_NAME_BYTES = 255
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
 
@@ -130,6 +131,8 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def _lookup(self, parent_inode: int, name: bytes) -> EntryAttributes:
         directory = self._directory(parent_inode)
+        if len(name) > MAX_NAME_BYTES:  # the kernel lets 1024 pass
+            raise FUSEError(errno.ENAMETOOLONG)
         if name == b".":
             return self._remembered(directory)
         if name == b"..":
@@ -273,7 +276,7 @@ class Operations(pyfuse3.Operations):
         data.f_bfree = data.f_bavail = 0
         data.f_files = len(self.nodes)
         data.f_ffree = data.f_favail = 0
-        data.f_namemax = 255
+        data.f_namemax = MAX_NAME_BYTES
         return data
 
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
