@@ -35,7 +35,7 @@ _servers: set[subprocess.Popen[bytes]] = set()
 # ---------------------------------------------------------------------------------------------------------------------
 # Order, skips, stuck tests
 
-_ROOMS = ("shard", "source", "daf", "tree", "cli", None, "conformance", "mount", "home")
+_ROOMS = ("shard", "source", "daf", "tree", "cli", None, "conformance", "faults", "mount", "home")
 """What the others build on first; None stands for whatever is not named here."""
 
 

@@ -96,7 +96,7 @@ def _component(fields: dict[str, JSON], key: str, rank: int, where: str) -> Comp
 
 def _packing(fields: dict[str, JSON], rank: int, where: str) -> Packing:
     packed_format = fields["packed_format"]
-    if packed_format not in PACKED_FORMATS or not isinstance(packed_format, str):
+    if not isinstance(packed_format, str) or packed_format not in PACKED_FORMATS:
         known = ", ".join(sorted(PACKED_FORMATS))
         raise UnsupportedFormat(f"{where}: packed_format {json.dumps(packed_format)}, this release reads {known}")
     location = fields.get("index_location", "start")

@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -19,11 +20,11 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, RequestContext
 
-from dafmount.errors import SourceChanged
+from dafmount.errors import SourceChanged, SourceTimeout
 from dafmount.mount.errno_map import ErrorLog
 from dafmount.mount.offload import Offload
 from dafmount.mount.statistics import Statistics
-from dafmount.tree.content import ReadAheadDeclined
+from dafmount.tree.content import Content, ReadAheadDeclined
 from dafmount.tree.nodes import Described, Directory, File, Node, NodeTable, OpenContents
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,13 @@ CACHE_TIMEOUT_S = 3600.0
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
+PATIENT_READS = 4
+"""Reads that may wait for the source as long as is allowed, whether or not they are the kernel's reading ahead."""
+
+HURRIED_S = 3.0
+"""How long a further read waits at its first try."""
+
+MAX_NAME_BYTES = 255
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
 
@@ -121,6 +129,8 @@ class Operations(pyfuse3.Operations):
         self._next_handle = 1
         self.following: Following | None = None
         """Who keeps the tree true; None while nobody does."""
+        self._n_waiting = 0
+        self._hurried: deque[tuple[int, int, int]] = deque(maxlen=256)
 
     def describe(self, args: Sequence[object]) -> str:
         """For messages: the path that a handler's arguments are about."""
@@ -145,6 +155,8 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def _lookup(self, parent_inode: int, name: bytes) -> EntryAttributes:
         directory = self._directory(parent_inode)
+        if len(name) > MAX_NAME_BYTES:  # the kernel lets 1024 pass
+            raise FUSEError(errno.ENAMETOOLONG)
         if name == b".":
             return self._remembered(directory)
         if name == b"..":
@@ -233,18 +245,22 @@ class Operations(pyfuse3.Operations):
         if file.is_retired:  # the kernel looks the path up again when it is told so
             raise FUSEError(errno.ESTALE)
         if self.contents.acquire_open(file) is None:
-            await self._opened(file, lambda: self.contents.acquire(file))
+            await self._opened(file, lambda: self.contents.acquire(file), undo=lambda: self.contents.release(file))
         if file.size is None:
-            await self._measure(file)
+            try:
+                await self._measure(file)
+            except BaseException:
+                self.contents.release(file)
+                raise
         handle = self._new_handle(self._files, file)
         if flags & os.O_DIRECT:
             self._direct.add(handle)
         return FileInfo(fh=FileHandleT(handle), keep_cache=True)
 
-    async def _opened(self, file: File, call: Callable[[], object]) -> None:
+    async def _opened(self, file: File, call: Callable[[], object], undo: Callable[[], None] | None = None) -> None:
         """Run a call that opens the file."""
         try:
-            await self._offload.run(call, file.path)
+            await self._offload.run(call, file.path, file.number, undo)
         except SourceChanged:
             # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
             if self.following is not None:
@@ -269,7 +285,7 @@ class Operations(pyfuse3.Operations):
             content = self.contents.opened(file)
             data = content.read_nowait(off, length)
             if data is None:
-                data = await self._offload.run(lambda: content.read(off, length), file.path)
+                data = await self._read_elsewhere(file, content, off, length)
             if len(data) == length:
                 self.statistics.bytes_served += length
                 return cast(bytes, data)  # pyfuse3 takes any buffer
@@ -289,7 +305,7 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def _read_waiting(self, file: File, offset: int, length: int) -> bytes:
         content = self.contents.opened(file)
-        return cast(bytes, await self._offload.run(lambda: content.read(offset, length), file.path))
+        return cast(bytes, await self._offload.run(lambda: content.read(offset, length), file.path, file.number))
 
     async def release(self, fh: FileHandleT) -> None:
         """The last user of the handle is gone."""
@@ -317,7 +333,7 @@ class Operations(pyfuse3.Operations):
         data.f_bfree = data.f_bavail = 0
         data.f_files = len(self.nodes)
         data.f_ffree = data.f_favail = 0
-        data.f_namemax = 255
+        data.f_namemax = MAX_NAME_BYTES
         return data
 
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
@@ -358,7 +374,7 @@ class Operations(pyfuse3.Operations):
         elif isinstance(node, File) and isinstance(node.opener, Described):
             opener, file = node.opener, node
             self.nodes.number(file)
-            found = await self._offload.run(lambda: opener.attributes(file), file.path)
+            found = await self._offload.run(lambda: opener.attributes(file), file.path, file.number)
         self._told = (node, found, now_ns + TOLD_FOR_NS)
         return found
 
@@ -393,9 +409,37 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EISDIR)
         return node
 
+    async def _read_elsewhere(self, file: File, content: Content, offset: int, length: int) -> bytes | memoryview:
+        """Bytes that have to be waited for.
+
+        The kernel reads ahead with few requests at a time for the whole mount (12): those that wait for one file would
+        stop the readers of all others. It asks again, beside them, when such a request fails and a program does want
+        the bytes. So where several wait, a further request fails soon, and only its second try takes the time allowed.
+        """
+        patience_s = None
+        if self._n_waiting >= PATIENT_READS and not self._was_hurried(file.number, offset, length):
+            patience_s = HURRIED_S
+        self._n_waiting += 1
+        try:
+            return await self._offload.run(
+                lambda: content.read(offset, length), file.path, file.number, timeout_s=patience_s
+            )
+        except SourceTimeout:
+            if patience_s is None:
+                raise
+            self._hurried.append((file.number, offset, offset + length))
+            raise FUSEError(errno.ETIMEDOUT) from None
+        finally:
+            self._n_waiting -= 1
+
+    def _was_hurried(self, number: int, offset: int, length: int) -> bool:
+        return any(
+            number == other and offset < stop and start < offset + length for other, start, stop in self._hurried
+        )
+
     async def _load(self, directory: Directory) -> None:
         if not directory.is_loaded:
-            await self._offload.run(directory.children, directory.path or "/")
+            await self._offload.run(directory.children, directory.path or "/", self.nodes.number(directory))
             if self.following is not None:
                 self.following.loaded()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
+import select
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyfuse3
@@ -33,8 +35,16 @@ from dafmount.tree.nodes import OpenContents
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 256
+MAX_TASKS = 1024
 """Requests at work at the same time; those that wait for a source hold one each."""
+
+MAX_READAHEAD = 128
+"""Requests at the same time by which the kernel reads ahead, for the whole mount."""
+
+LOOK_EVERY_S = 1.0
+
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
+_FUSE_DEVICE = "/dev/fuse"
 
 N_THREADS = 64
 
@@ -84,11 +94,13 @@ def serve(
     operations = Operations(live.root, contents, offload, ownership, source_bytes, statistics, reporter.attributes)
     follower = Follower(live.units, contents, options.refresh_s)
     operations.following = follower
+    _raise_file_limit()
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
+    _allow_readahead(mountpoint)
     signals = _Signals(mountpoint, reporter, ends_on_hangup)
     try:
-        trio.run(_main, mountpoint, options.readahead_bytes, follower, signals, ready)
+        trio.run(_main, mountpoint, options.readahead_bytes, follower, offload, signals, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
@@ -122,6 +134,24 @@ def _reuse_memory() -> None:
         log.debug("this C library has no mallopt")
 
 
+def _raise_file_limit() -> None:
+    """Every file of a directory that is open in some program takes one descriptor here too; 1024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _allow_readahead(mountpoint: str) -> None:
+    """Let the kernel read ahead with more requests, where the system lets us: its 12 are soon held by one slow file."""
+    mount = mountpoints.mount_at(mountpoint)
+    if mount is not None:
+        connection = _CONNECTIONS / mount.device.partition(":")[2]
+        with suppress(OSError):
+            (connection / "max_background").write_text(str(MAX_READAHEAD))
+            (connection / "congestion_threshold").write_text(str(MAX_READAHEAD))
+
+
 def _mount(operations: Operations, mountpoint: str, words: set[str]) -> None:
     with _stderr_kept() as said:
         try:
@@ -150,15 +180,47 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
 
 
 async def _main(
-    mountpoint: str, readahead_bytes: int, follower: Follower, signals: _Signals, ready: Callable[[], None]
+    mountpoint: str,
+    readahead_bytes: int,
+    follower: Follower,
+    offload: Offload,
+    signals: _Signals,
+    ready: Callable[[], None],
 ) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.run)
         nursery.start_soon(signals.obey, nursery)
+        nursery.start_soon(_end_with_connection, offload, nursery.cancel_scope)
         nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)
-        log.info("%s: unmounted", mountpoint)
         nursery.cancel_scope.cancel()
+    if offload.n_given_up:
+        log.warning("%s: %d reads still wait for the source", mountpoint, offload.n_given_up)
+    log.info("%s: unmounted", mountpoint)
+
+
+async def _end_with_connection(offload: Offload, scope: trio.CancelScope) -> None:
+    """End when the mount is gone though requests still wait for a source: nobody is there to get their answers.
+
+    pyfuse3 would wait for them. This looks only while something is under way, so that an idle mount never wakes up.
+    """
+    connection = select.poll()
+    for fd in _fuse_descriptors():
+        connection.register(fd, 0)  # errors only
+    while True:
+        await offload.wait_for_work()
+        await trio.sleep(LOOK_EVERY_S)
+        if connection.poll(0):
+            await trio.sleep(LOOK_EVERY_S)
+            scope.cancel()
+            return
+
+
+def _fuse_descriptors() -> Iterator[int]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == _FUSE_DEVICE:
+                yield int(name)
 
 
 async def _announce(mountpoint: str, readahead_bytes: int, ready: Callable[[], None]) -> None:

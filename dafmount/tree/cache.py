@@ -1,9 +1,9 @@
 """Decoded chunks, kept within a number of bytes; each is decoded once however many readers ask at the same time.
 
 Owns the least-recently-used order and the flights: a flight is one reader's promise to decode some keys, on which
-others wait. Knows nothing of shards. Threads share it; its lock is held for dictionary work only, never while
-anything is read or decoded. Invariants: a key is in `_flights` exactly while its flight is open; `_bytes` is the sum
-of the sizes in `_chunks`.
+others wait. Knows nothing of shards. Threads share it; its lock is held for dictionary work only, never while anything
+is read or decoded. Invariants: a key is in `_flights` until its flight, or another that brings its chunk, has landed;
+`_bytes` is the sum of the sizes in `_chunks`.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class ChunkCache:
                     del self._flights[key]
             for key, chunk in chunks.items():
                 self._keep(key, chunk)
+                self._flights.pop(key, None)  # of a reader that was not waited for any longer
             flight.chunks = chunks
         flight.done.set()
 

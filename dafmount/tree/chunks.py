@@ -132,10 +132,10 @@ class ShardReader:
     def raw_sizes(self) -> NDArray[np.int64]:
         """The bytes of every raw chunk, without decoding any where the codec allows it."""
         n_chunks = self.spec.n_chunks
-        sizes = np.zeros(n_chunks, np.int64)
-        opened = self._open(self.source.read)
+        opened = self._open(self.source.read)  # raises where the shard cannot have so many chunks
         if opened.index is not None:
             raise CorruptShard(f"{self.name}: its directory lists {opened.end.n_entries} of {n_chunks} chunks")
+        sizes = np.zeros(n_chunks, np.int64)
         for first in range(0, n_chunks, BLOCK_ENTRIES):
             block = self._block(first // BLOCK_ENTRIES, opened, self.source.read)
             sizes[first : first + len(block.crc)] = self._raw_sizes(first, block, opened.decoder)

@@ -6,6 +6,7 @@ threads. A short result before the end of the file is a bug (the kernel would fi
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -30,6 +31,9 @@ BLOCK_BYTES = 1 << 20
 
 MIN_BLOCKS = 16
 """A cache that holds fewer blocks than this gets smaller ones."""
+
+FLIGHT_PATIENCE_S = 10.0
+"""How long a reader waits for another one that decodes what it needs; then it reads for itself."""
 
 
 class Content(Protocol):
@@ -118,10 +122,7 @@ class CachedUnits:
             have.update(claim.found)
             if claim.mine is not None:
                 have.update(self._decode(claim.mine, self._units.read))
-            for key, flight in claim.others:
-                flight.done.wait()
-                if key in flight.chunks:
-                    have[key] = flight.chunks[key]
+            have.update(self._wait_for(claim.others))
         return [have[key] for key in wanted]
 
     def get_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
@@ -144,6 +145,20 @@ class CachedUnits:
     def close(self) -> None:
         """Let go of the source; decoded units stay cached."""
         self._units.close()
+
+    def _wait_for(self, others: Sequence[tuple[int, Flight]]) -> dict[int, Chunk]:
+        """What others decode. A reader that may never come back is not waited for: its units are read once more."""
+        landed: dict[int, Chunk] = {}
+        late: list[int] = []
+        end_s = time.monotonic() + FLIGHT_PATIENCE_S
+        for key, flight in others:
+            if not flight.done.wait(max(0.0, end_s - time.monotonic())):
+                late.append(key)
+            elif key in flight.chunks:
+                landed[key] = flight.chunks[key]
+        if late:
+            landed.update(self._decode(Flight(late), self._units.read))
+        return landed
 
     def _decode(self, flight: Flight, read: Callable[[Sequence[int]], Sequence[Chunk]]) -> dict[int, Chunk]:
         decoded: dict[int, Chunk] = {}

@@ -11,7 +11,9 @@ An inode number is a hash of the path, so that it stays the same from mount to m
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,6 +22,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from dafmount.errors import SourceChanged
 from dafmount.tree.content import Content
+
+log = logging.getLogger(__name__)
 
 ROOT_NUMBER = 1
 
@@ -236,6 +240,8 @@ class OpenContents:
         self._lock = threading.Lock()
         self._used: dict[int, tuple[Content, int]] = {}
         self._idle: OrderedDict[int, Content] = OrderedDict()
+        self._to_close: queue.SimpleQueue[Content] = queue.SimpleQueue()
+        self._closer: threading.Thread | None = None
 
     def acquire(self, file: File) -> Content:
         """The file's content, opened if it is not; may block. Every call wants a `release`."""
@@ -276,14 +282,14 @@ class OpenContents:
             while len(self._idle) > self._idle_limit:
                 surplus.append(self._idle.popitem(last=False)[1])
         for content in surplus:
-            content.close()
+            self._close_elsewhere(content)
 
     def forget(self, file: File) -> None:
         """Do not keep an idle content of this file."""
         with self._lock:
             content = self._idle.pop(file.number, None)
         if content is not None:
-            content.close()
+            self._close_elsewhere(content)
 
     def spoil(self, file: File) -> None:
         """Reads of this file, open or not, fail from now on: what it was read from is another."""
@@ -311,6 +317,13 @@ class OpenContents:
             finally:
                 self.release(file)
         return file.size
+
+    def _close_elsewhere(self, content: Content) -> None:
+        """Closing waits for the source too where that is another FUSE file system or NFS, which the caller must not."""
+        if self._closer is None:
+            self._closer = threading.Thread(target=_close_each, args=(self._to_close,), name="closer", daemon=True)
+            self._closer.start()
+        self._to_close.put(content)
 
     def _take(self, number: int) -> Content | None:
         with self._lock:
@@ -349,3 +362,13 @@ class Spoiled:
     def close(self) -> None:
         """Let go of the source."""
         self._content.close()
+
+
+def _close_each(contents: queue.SimpleQueue[Content]) -> None:
+    while True:
+        content = contents.get()
+        try:
+            content.close()
+        except Exception:
+            log.exception("unexpected error, please report it")
+        del content
