@@ -5,10 +5,12 @@ Owns nothing but that a new kind of source becomes readable to all of them in on
 
 from __future__ import annotations
 
+from dafmount.daf.http_layout import ListedDaf
+from dafmount.source.http_settings import HttpSettings
 from dafmount.source.resolve import Resolved, resolve
 from dafmount.source.spool import Spool
 
 
 def open_source(source: str, *, spool: Spool, verify: str = "auto") -> Resolved:
-    """A source, opened; see `resolve`. The caller closes its archive."""
-    return resolve(source, spool=spool, verify=verify)
+    """A source, opened; see `resolve`. The caller closes its archive. A URL is read with the usual settings."""
+    return resolve(source, spool=spool, verify=verify, http=HttpSettings(), list_directory=ListedDaf)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from dafmount.daf.sources import open_source
 from dafmount.errors import CorruptDescriptor, NoRoom, UsageError
 from dafmount.pack import pipeline
 from dafmount.pack.destination import Destination, check_apart, check_free, open_sink, parse_destination
@@ -20,7 +21,7 @@ from dafmount.pack.plan import Document, Plan, Planned, ShardFile, make_plan
 from dafmount.pack.settings import PackSettings, Selection
 from dafmount.pack.sink import OutFile, Sink
 from dafmount.shard.writer import ShardWriter
-from dafmount.source.resolve import Resolved, daf_roots, resolve
+from dafmount.source.resolve import Resolved, daf_roots
 from dafmount.source.spool import Spool
 from dafmount.source.zip import ZipArchive
 
@@ -58,7 +59,7 @@ def pack(order: Order, listener: Listener) -> None:
     """
     destination = parse_destination(order.destination)
     check_free(destination, overwrite=order.overwrite)
-    resolved = resolve(order.source, spool=Spool(), verify="all")
+    resolved = open_source(order.source, spool=Spool(), verify="all")
     try:
         _check_one(resolved)
         if "://" not in order.source:
