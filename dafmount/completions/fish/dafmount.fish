@@ -21,6 +21,15 @@ function __dafmount_words
         fmask=\t'permission bits to leave out of files' \
         dmask=\t'permission bits to leave out of directories' \
         fsname=\t'what /proc/mounts shows as the source' \
+        header-file=\t'headers to send to a web server' \
+        header=\t'a header to send to a web server' \
+        user=\t'name to log in with at a web server' \
+        password-file=\t'its first line is the password for a web server' \
+        cacert=\t'certificates to trust' \
+        retries=\t'how often a request is repeated' \
+        connections=\t'most requests at the same time' \
+        cache-dir=\t'keep what was fetched here' \
+        cache-dir-size=\t'most bytes kept there' \
         allow_other\t'let every user read the mount' \
         allow_root\t'let root read the mount, too' \
         auto_unmount\t'unmount when the server dies' \
