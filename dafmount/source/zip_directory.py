@@ -675,15 +675,20 @@ class ZipDirectory:
         executables, identities = self._executables(index), self._identities(index)
         return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns, executables, identities)
 
-    def _leaves(self, index: Integers, skip: int) -> Iterator[str]:
+    def _leaves(self, index: Integers, skip: int) -> list[str]:
         """The names of files below their directory, whose path and `/` take `skip` bytes."""
         data, renamed = self._raw.data, self._renamed
         at = self._offsets[index].astype(np.int64)
         starts = at + _HEADER.size
         ends = starts + self._raw.u16[at + 28]
-        for one, start, end in zip(index.tolist(), (starts + skip).tolist(), ends.tolist(), strict=True):
-            name = data[start:end] if one not in renamed else renamed[one][skip:]
-            yield name.decode("utf-8", "surrogateescape")
+        names = [data[start:end] for start, end in zip((starts + skip).tolist(), ends.tolist(), strict=True)]
+        if renamed:
+            names = [
+                renamed[one][skip:] if one in renamed else name
+                for one, name in zip(index.tolist(), names, strict=True)
+            ]
+        # No name holds a slash, and decoding all at once takes a tenth of the time.
+        return decode(b"/".join(names)).split("/") if names else []
 
     def _link_entry(self, link: bytes) -> Entry:
         target = self._links[link]

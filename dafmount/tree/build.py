@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dafmount.daf.catalog import PropertyKey
+from dafmount.daf.catalog import DENSE, PropertyKey
 from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
@@ -85,6 +85,10 @@ class Plain:
             raise
         return source
 
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait; archives whose entries change one by one always do."""
+        return self._archive.open_nowait(join(self._path, file.name))
+
 
 class DafTree:
     """One Daf, shown flat."""
@@ -132,7 +136,14 @@ class DafTree:
 
     def shown_descriptor(self, key: PropertyKey, *, is_packed: bool) -> bytes:
         """A descriptor as the mount shows it: without packing, in the layout asked for."""
-        raw = self.layout.raw_descriptor(key)
+        return self._shown(key, self.layout.raw_descriptor(key), is_packed=is_packed)
+
+    def shown_descriptor_nowait(self, key: PropertyKey, *, is_packed: bool) -> bytes | None:
+        """As `shown_descriptor`, or None where it would have to wait."""
+        raw = self.layout.raw_descriptor_nowait(key)
+        return None if raw is None else self._shown(key, raw, is_packed=is_packed)
+
+    def _shown(self, key: PropertyKey, raw: bytes, *, is_packed: bool) -> bytes:
         where = self.layout.where(key.path + ".json")
         descriptor = parse_descriptor(raw, len(key.axes), where)
         if self._is_legacy:
@@ -266,6 +277,10 @@ class Made:
         """The bytes."""
         return Literal(self._data)
 
+    def open_nowait(self, file: File) -> Content | None:
+        """The bytes."""
+        return Literal(self._data)
+
 
 class DescriptorOpener:
     """The descriptors of one directory."""
@@ -286,6 +301,11 @@ class DescriptorOpener:
         if isinstance(file.identity, tuple):
             check_unchanged(self._tree.archive, self._tree.layout.path(key.path + ".json"), file.identity[0])
         return Literal(shown)
+
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait."""
+        shown = self._tree.shown_descriptor_nowait(self.key(file), is_packed=self._is_packed)
+        return None if shown is None else Literal(shown)
 
     def attribute_names(self, file: File) -> Sequence[str]:
         """See `Described`."""
@@ -309,6 +329,10 @@ class MetadataOpener:
         for path, value in self._entries():
             parts.append(compact_json(path).rstrip(b"\n") + b":" + value)
         return Literal(b"{" + b",".join(parts) + b"}")
+
+    def open_nowait(self, file: File) -> Content | None:
+        """None: there is much to read."""
+        return None
 
     def _entries(self) -> Iterator[tuple[str, bytes]]:
         yield from self._tree.layout.metadata_entries()
@@ -350,6 +374,19 @@ class PackedOpener:
         source = self._tree.archive.open(self._path)
         try:
             check_unchanged(self._tree.archive, self._path, self._stored)
+            return self._open(source, file.serial)
+        except BaseException:
+            source.close()
+            raise
+
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait, or the lines of an axis must be counted."""
+        if self._packed.component.key == DENSE and not self._tree.layout.knows_lengths(self._packed.key.axes):
+            return None
+        source = self._tree.archive.open_nowait(self._path)
+        if source is None:
+            return None
+        try:
             return self._open(source, file.serial)
         except BaseException:
             source.close()
