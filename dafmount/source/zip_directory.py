@@ -706,8 +706,13 @@ class ZipDirectory:
 
     def _identities(self, index: Integers) -> list[int]:
         """Offset and checksum of each entry in one number."""
-        crcs = self._raw.u32[self._offsets[index].astype(np.int64) + 16].tolist()
-        return [offset << 32 | crc for offset, crc in zip(self._offsets_of_headers(index).tolist(), crcs, strict=True)]
+        offsets, crcs = self._offsets_of_headers(index), self._raw.u32[self._offsets[index].astype(np.int64) + 16]
+        numbers: list[int]
+        if len(offsets) and int(offsets.max()) >= 1 << 31:  # they do not fit into numpy's numbers
+            numbers = [offset << 32 | crc for offset, crc in zip(offsets.tolist(), crcs.tolist(), strict=True)]
+        else:
+            numbers = (offsets << 32 | crcs).tolist()
+        return numbers
 
     def _sizes(self, index: Integers) -> list[int]:
         raw = self._raw

@@ -237,32 +237,32 @@ class PropertyDirectory:
         rewritten = DescriptorOpener(tree, self._axes, is_packed=True)
         children: dict[str, Node] = {}
         flat: dict[str, Node] = {}
+        is_legacy = tree.style.layout == "1.0"
         for entry in entries:
-            name = entry.name
-            component = packed.get(name)
-            if component is not None:
+            name, is_directory, stored_size, mtime_ns, is_executable, stored_identity = entry
+            if is_directory:
+                children[name] = plain.node(entry, directory)
+            elif name in packed:
+                component = packed[name]
                 shown = component.flat_name
-                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"), entry.identity)
+                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"), stored_identity)
                 size, identity = opener.size_if_cheap(), opener.identity(self._axes)
-                flat[shown] = File(shown, directory, size, entry.mtime_ns, opener, identity=identity)
+                flat[shown] = File(shown, directory, size, mtime_ns, opener, identity=identity)
                 if tree.style.shards:
                     children[name] = plain.node(entry, directory)
                 else:
                     children[shown] = flat[shown]
-            elif name.endswith(".json") and not entry.is_directory:
+            elif name.endswith(".json"):
                 is_packed = name.removesuffix(".json") in flat_of_packed
-                as_stored = not is_packed and tree.style.layout != "1.0"
-                size = entry.size if as_stored else None
-                opener_of_json = rewritten if is_packed else stored
-                identity = known(entry.identity, is_packed)
-                children[name] = File(name, directory, size, entry.mtime_ns, opener_of_json, identity=identity)
-            elif name in names and payloads.holds(name, names):
-                as_stored_node = plain.node(entry, directory)
-                assert isinstance(as_stored_node, File)
-                as_stored_node.opener = payloads
-                children[name] = as_stored_node
+                size = None if is_packed or is_legacy else stored_size
+                identity = known(stored_identity, is_packed)
+                descriptor = rewritten if is_packed else stored
+                children[name] = File(name, directory, size, mtime_ns, descriptor, False, identity)
             else:
-                children[name] = plain.node(entry, directory)
+                as_stored = payloads if payloads.holds(name, names) else plain
+                children[name] = File(
+                    name, directory, stored_size, mtime_ns, as_stored, is_executable, stored_identity
+                )
         children.update(flat)
         return children
 
