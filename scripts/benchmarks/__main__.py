@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.bench import Bench
 from benchmarks.data import FULL, QUICK, Data
 from benchmarks.figures import HEADING, Figure, rows
-from benchmarks.lines import LINES, Bench
+from benchmarks.lines import LINES
 from benchmarks.mounting import CannotMeasure
 from benchmarks.peers import Peers
 from dafmount import __version__

@@ -50,6 +50,7 @@ class Scale:
 FULL = Scale("full", 65536, {"counts": 2048, "fractions": 1024}, 2048, 50_000, 10_000, 5, 2000, 500, 16)
 QUICK = Scale("quick", 8192, {"counts": 64, "fractions": 32}, 2048, 500, 100, 2, 100, 20, 2)
 LARGE_FACTOR = 10
+ELTYPES = {"counts": "Int32", "fractions": "Float32"}
 
 
 class Chunk(NamedTuple):
@@ -131,6 +132,28 @@ class Data:
                 self._add_flat(archive, f"{matrix}1", self.flat(matrix), LARGE_FACTOR)
         return path
 
+    def flat_directory(self, matrix: str) -> Path:
+        """A FilesDaf directory with the flat matrix, as a web server would show it."""
+        path = self.place / f"{matrix}.flat.daf"
+        if not (path / "metadata.json").exists():
+            descriptor = {"format": "dense", "eltype": ELTYPES[matrix]}
+            lengths = {"cell": self.scale.n_rows, "gene": self.scale.n_columns[matrix]}
+            file = path / matrix_path(matrix)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (path / "axes").mkdir(exist_ok=True)
+            (path / "daf.json").write_bytes(VERSION)
+            for axis, length in lengths.items():
+                (path / "axes" / f"{axis}.txt").write_text(names(axis, length))
+            file.with_suffix(".json").write_text(json_line(descriptor))
+            file.unlink(missing_ok=True)
+            file.hardlink_to(self.flat(matrix))
+            known: dict[str, Any] = {
+                f"axes/{axis}": {"format": "axis", "n_entries": length} for axis, length in lengths.items()
+            }
+            known[matrix_path(matrix).removesuffix(".data")] = descriptor
+            (path / "metadata.json").write_text(json.dumps(known))
+        return path
+
     def many_archive(self) -> Path:
         """A ZipDaf with very many small vectors, two names each, in one directory."""
         path = self.place / "many.daf.zip"
@@ -139,7 +162,7 @@ class Data:
             descriptor = json_line({"format": "dense", "eltype": "Float32"})
             with _made(path) as new, zipfile.ZipFile(new, "w") as archive:
                 archive.writestr("daf.json", VERSION)
-                archive.writestr("axes/cell.txt", "".join(f"cell-{k}\n" for k in range(n_entries)))
+                archive.writestr("axes/cell.txt", names("cell", n_entries))
                 for k in range(self.scale.n_vectors):
                     values = np.arange(k, k + n_entries, dtype="<f4")
                     archive.writestr(f"vectors/cell/property-{k:06}.json", descriptor)
@@ -156,7 +179,7 @@ class Data:
                 (self.place / "small.shard").open("w+b") as out,
             ):
                 archive.writestr("daf.json", VERSION)
-                archive.writestr("axes/cell.txt", "".join(f"cell-{k}\n" for k in range(1000)))
+                archive.writestr("axes/cell.txt", names("cell", 1000))
                 writer = ShardWriter(out, (1000,), (512,), ITEM_BYTES, "blosc_zstd_bitshuffle", LEVEL)
                 for raw in split_flat(np.arange(1000, dtype="<i4").tobytes(), writer.grid):
                     writer.append(raw)
@@ -231,19 +254,18 @@ class Data:
     def _archive(self, path: Path, matrix: str, n_columns: int) -> Iterator[zipfile.ZipFile]:
         with _made(path) as new, zipfile.ZipFile(new, "w") as archive:
             archive.writestr("daf.json", VERSION)
-            archive.writestr("axes/cell.txt", "".join(f"cell-{k}\n" for k in range(self.scale.n_rows)))
-            archive.writestr("axes/gene.txt", "".join(f"gene-{k}\n" for k in range(n_columns)))
+            archive.writestr("axes/cell.txt", names("cell", self.scale.n_rows))
+            archive.writestr("axes/gene.txt", names("gene", n_columns))
             yield archive
 
     def _add_packed(self, archive: zipfile.ZipFile, name: str, compression: str, shard: Path) -> None:
-        eltype = "Int32" if name.startswith("counts") else "Float32"
-        descriptor = _packed(eltype, (self.scale.chunk_rows, 1), compression)
+        descriptor = _packed(ELTYPES[name.rstrip("0123456789")], (self.scale.chunk_rows, 1), compression)
         archive.writestr(f"matrices/cell/gene/{name}.json", json_line(descriptor))
         archive.write(shard, f"matrices/cell/gene/{name}.zip")
 
     def _add_flat(self, archive: zipfile.ZipFile, name: str, flat: Path, times: int) -> None:
-        eltype = "Int32" if name.startswith("counts") else "Float32"
-        archive.writestr(f"matrices/cell/gene/{name}.json", json_line({"format": "dense", "eltype": eltype}))
+        descriptor = {"format": "dense", "eltype": ELTYPES[name.rstrip("0123456789")]}
+        archive.writestr(f"matrices/cell/gene/{name}.json", json_line(descriptor))
         with archive.open(f"matrices/cell/gene/{name}.data", "w", force_zip64=True) as target:
             for _ in range(times):
                 with flat.open("rb") as stream:
@@ -253,6 +275,11 @@ class Data:
 def matrix_path(matrix: str, copy: int = 1) -> str:
     """Where a mount shows the flat matrix."""
     return f"matrices/cell/gene/{matrix}{copy}.data"
+
+
+def names(axis: str, n_entries: int) -> str:
+    """The file of an axis."""
+    return "".join(f"{axis}-{k}\n" for k in range(n_entries))
 
 
 def json_line(value: dict[str, Any]) -> str:

@@ -12,16 +12,15 @@ import subprocess
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import zstandard
 
-from benchmarks.data import LARGE_FACTOR, Data, matrix_path
+from benchmarks.bench import Bench
+from benchmarks.data import LARGE_FACTOR, matrix_path
 from benchmarks.figures import Figure, Reach, Samples, interleave, ratio
 from benchmarks.mounting import DAFMOUNT, DEFAULT_READ_AHEAD_KIB, RAISED_READ_AHEAD_KIB, CannotMeasure, mounted
-from benchmarks.peers import Peers
 from benchmarks.reading import (
     fault_pages,
     forget,
@@ -31,23 +30,11 @@ from benchmarks.reading import (
     read_whole,
     remember,
 )
+from benchmarks.web import line_h1, line_h2, line_h3
 
 BLOSC = "blosc_zstd_bitshuffle"
 GROWTH = 1.1
 """Time a byte that is no more than this times as long has not grown; runs differ by as much."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all lines use."""
-
-    data: Data
-    peers: Peers
-
-    @property
-    def rounds(self) -> int:
-        """How often each thing is measured."""
-        return self.data.scale.rounds
 
 
 def cold_read(
@@ -466,4 +453,7 @@ LINES: dict[str, Callable[[Bench], list[Figure]]] = {
     "11": line_11,
     "12": line_12,
     "13": line_13,
+    "H1": line_h1,
+    "H2": line_h2,
+    "H3": line_h3,
 }

@@ -71,7 +71,7 @@ class Mount:
 
 @contextmanager
 def mounted(
-    source: Path,
+    source: Path | str,
     *options: str,
     read_ahead_kib: int | None = None,
     command: Sequence[str] = DAFMOUNT,
