@@ -104,6 +104,10 @@ class FilesLayout:
                 source.close()
         return self._lengths[axis]
 
+    def knows_lengths(self, axes: Iterable[str]) -> bool:
+        """Whether `axis_length` answers at once for all of these."""
+        return all(axis in self._lengths for axis in axes)
+
     def shape(self, key: PropertyKey, component: Component) -> tuple[int, ...]:
         """The shape of a component in elements: `[n]`, or `[n_rows, n_columns]` for a dense matrix."""
         if component.key == DENSE:
@@ -115,6 +119,16 @@ class FilesLayout:
     def raw_descriptor(self, key: PropertyKey) -> bytes:
         """The bytes of a property's descriptor."""
         return self.archive.read_small(self.path(key.path + ".json"), MAX_DESCRIPTOR_BYTES)
+
+    def raw_descriptor_nowait(self, key: PropertyKey) -> bytes | None:
+        """As `raw_descriptor`, or None where it would have to wait or is too large."""
+        source = self.archive.open_nowait(self.path(key.path + ".json"))
+        if source is None:
+            return None
+        try:
+            return source.read_nowait(0, source.size) if source.size <= MAX_DESCRIPTOR_BYTES else None
+        finally:
+            source.close()
 
     def descriptor(self, key: PropertyKey) -> tuple[bytes, Descriptor]:
         """A property's descriptor, as bytes and as a value; raises CorruptDescriptor or UnsupportedFormat."""

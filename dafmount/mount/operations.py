@@ -44,6 +44,8 @@ HURRIED_S = 3.0
 """How long a further read waits at its first try."""
 
 MAX_NAME_BYTES = 255
+_DOTS = (FileNameT(b"."), FileNameT(b".."))
+
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
 
@@ -125,7 +127,7 @@ class Operations(pyfuse3.Operations):
         self._files: dict[int, File] = {}
         self._direct: set[int] = set()
         """Handles that were opened with O_DIRECT."""
-        self._directories: dict[int, Sequence[tuple[bytes, Node]]] = {}
+        self._directories: dict[int, Sequence[Node]] = {}
         self._next_handle = 1
         self.following: Following | None = None
         """Who keeps the tree true; None while nobody does."""
@@ -201,8 +203,7 @@ class Operations(pyfuse3.Operations):
     async def _opendir(self, inode: int) -> FileHandleT:
         directory = self._directory(inode)
         await self._load(directory)
-        listing: list[tuple[bytes, Node]] = [(b".", directory), (b"..", directory.parent or directory)]
-        listing.extend((os.fsencode(name), node) for name, node in directory.children().items())
+        listing = [directory, directory.parent or directory, *directory.children().values()]
         return FileHandleT(self._new_handle(self._directories, listing))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -212,18 +213,24 @@ class Operations(pyfuse3.Operations):
     @_guarded
     async def _readdir(self, handle: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         listing = self._directories[handle]
+        reply, remember = pyfuse3.readdir_reply, self.nodes.remember
+        entry = self._entry()
         for position in range(start_id, len(listing)):
-            name, node = listing[position]
-            entry = self._attributes(node)
+            node = listing[position]
+            self._fill(entry, node)
+            if position < 2:
+                reply(token, _DOTS[position], entry, position + 1)
+                continue
             if isinstance(node, File) and (node.size is None or node.is_retired):
                 # Asking would delay the whole listing. The kernel forgets at once what it is told here, and asks for
                 # the exact size before anybody sees or uses one.
-                entry.attr_timeout = 0
-                entry.entry_timeout = 0
-            if not pyfuse3.readdir_reply(token, FileNameT(name), entry, position + 1):
+                entry.attr_timeout = entry.entry_timeout = 0
+            else:
+                entry.attr_timeout = entry.entry_timeout = CACHE_TIMEOUT_S
+            name = node.name.encode("utf-8", "surrogateescape")
+            if not reply(token, name, entry, position + 1):
                 return
-            if position >= 2:
-                self.nodes.remember(node)
+            remember(node)
 
     async def releasedir(self, fh: FileHandleT) -> None:
         """The listing is over."""
@@ -244,7 +251,7 @@ class Operations(pyfuse3.Operations):
         file = self._file(inode)
         if file.is_retired:  # the kernel looks the path up again when it is told so
             raise FUSEError(errno.ESTALE)
-        if self.contents.acquire_open(file) is None:
+        if not self._is_acquired_nowait(file):
             await self._opened(file, lambda: self.contents.acquire(file), undo=lambda: self.contents.release(file))
         if file.size is None:
             try:
@@ -256,6 +263,12 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_DIRECT:
             self._direct.add(handle)
         return FileInfo(fh=FileHandleT(handle), keep_cache=True)
+
+    def _is_acquired_nowait(self, file: File) -> bool:
+        try:
+            return self.contents.acquire_nowait(file) is not None
+        except SourceChanged:
+            return False  # opening it anew says so again, where it can be answered
 
     async def _opened(self, file: File, call: Callable[[], object], undo: Callable[[], None] | None = None) -> None:
         """Run a call that opens the file."""
@@ -317,9 +330,6 @@ class Operations(pyfuse3.Operations):
         file = self._files.pop(handle, None)
         if file is not None:
             self.contents.release(file)
-
-    async def flush(self, fh: FileHandleT) -> None:
-        """Nothing was written."""
 
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         """The size of the source; nothing is free."""
@@ -452,18 +462,30 @@ class Operations(pyfuse3.Operations):
         return self._attributes(node)
 
     def _attributes(self, node: Node) -> EntryAttributes:
+        entry = self._entry()
+        self._fill(entry, node)
+        return entry
+
+    def _entry(self) -> EntryAttributes:
+        """What is the same for every node."""
         entry = EntryAttributes()
-        entry.st_ino = InodeT(self.nodes.number(node))
         entry.entry_timeout = entry.attr_timeout = CACHE_TIMEOUT_S
         entry.st_nlink = 1
         entry.st_uid, entry.st_gid = self._ownership.uid, self._ownership.gid
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
         entry.st_blksize = BLOCK_BYTES
-        if isinstance(node, Directory):
-            entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | self._ownership.directory_mode)
-        else:
-            mode = self._ownership.executable_mode if node.is_executable else self._ownership.file_mode
-            entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | mode)
-            entry.st_size = node.size or 0
-            entry.st_blocks = -(-entry.st_size // SECTOR_BYTES)
         return entry
+
+    def _fill(self, entry: EntryAttributes, node: Node) -> None:
+        """What a node has of its own, into an entry that may have been used for another."""
+        ownership = self._ownership
+        entry.st_ino = InodeT(node.number or self.nodes.number(node))
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
+        if isinstance(node, Directory):
+            entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | ownership.directory_mode)
+            entry.st_size = entry.st_blocks = 0
+        else:
+            mode = ownership.executable_mode if node.is_executable else ownership.file_mode
+            entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | mode)
+            size = node.size or 0
+            entry.st_size = size
+            entry.st_blocks = -(-size // SECTOR_BYTES)

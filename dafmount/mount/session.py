@@ -6,6 +6,7 @@ pyfuse3 allows one session a process. Errors leave its main loop in ExceptionGro
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -54,6 +55,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 ENDING_LIMIT_S = 5
 """How long requests at work may go on when the mount ends although it is in use."""
 
+GARBAGE_EVERY = 50_000
+"""Objects made before garbage is looked for. A tree of 100,000 names is none; looking took a third of its making."""
+
 IDLE_CONTENTS = 64
 
 
@@ -87,6 +91,7 @@ def serve(
     Raises MountFailed where the kernel or fusermount3 refuses.
     """
     _reuse_memory()
+    gc.set_threshold(GARBAGE_EVERY)
     contents = OpenContents(IDLE_CONTENTS)
     statistics = Statistics()
     reporter = Reporter(source, mountpoint, statistics, cache)

@@ -92,6 +92,12 @@ class Archive(Protocol):
     def open(self, path: str) -> ByteSource:
         """The bytes of a file; raises NotFound, or Corrupt for a damaged entry."""
 
+    def open_nowait(self, path: str) -> ByteSource | None:
+        """As `open`, but None where something would have to be waited for.
+
+        An archive whose entries change one by one gives None: their state would have to be asked for.
+        """
+
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """A whole file of at most `limit_bytes`; raises Corrupt for a larger one."""
 

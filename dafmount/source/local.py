@@ -272,6 +272,10 @@ class LocalDirectory:
             raise NotFound(f"{called}: no such file, a link leads outside the directory")
         return file
 
+    def open_nowait(self, path: str) -> LocalFile | None:
+        """Always None: the directory may lie on a network, and no flag tells whether a name is known without asking."""
+        return None
+
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """The whole of a file; raises Corrupt where it is larger than `limit_bytes`."""
         file = self.open(path)

@@ -15,7 +15,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from dafmount.errors import Corrupt, CorruptArchive, DafmountError, NotFound, UnsupportedFormat, UsageError
 from dafmount.source.ahead import Ahead
@@ -39,6 +39,7 @@ VERIFY = ("off", "auto", "all")
 was never filled in; all. Compressed entries always are."""
 
 T = TypeVar("T")
+_Read: TypeAlias = Callable[[int, int], bytes]
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # 4.3.7
 
@@ -61,6 +62,10 @@ _SMALL_CACHE_BYTES = 8 << 20
 _LINK_BYTES = 4096
 _MAX_LINKS = 10_000
 _MAX_UNFINISHED = 64
+
+
+class _WouldWait(Exception):
+    """Bytes would have to be waited for."""
 
 
 class StampedSource(ByteSource, Protocol):
@@ -152,7 +157,14 @@ class ZipArchive:
 
         Raises NotFound, UnsupportedFormat (encrypted, or an unknown method), CorruptArchive, or what the source raises.
         """
-        return self._open(self._record(path), self._called(path))
+        return self._open(self._record(path), self._called(path), self._source.read)
+
+    def open_nowait(self, path: str) -> ByteSource | None:
+        """As `open`, but None where the source would have to wait, or a whole entry must be checked first."""
+        try:
+            return self._open(self._record(path), self._called(path), self._read_nowait)
+        except _WouldWait:
+            return None
 
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """The whole of an entry, with one read of the archive where that can do.
@@ -180,7 +192,7 @@ class ZipArchive:
         for record in older._directory.added_in(self._directory, _MAX_UNFINISHED):
             called = shown(record.raw_name.decode("utf-8", "surrogateescape"))
             try:
-                self._data_start(record, called)
+                self._data_start(record, called, self._source.read)
             except CorruptArchive:
                 return called
             if record.crc == 0 and record.size:
@@ -203,34 +215,45 @@ class ZipArchive:
         return self._directory.record(found)
 
     def _read_whole(self, record: Record, called: str) -> bytes:
-        entry = self._open(record, called)
+        entry = self._open(record, called, self._source.read)
         try:
             return entry.read(0, entry.size)
         finally:
             entry.close()
 
-    def _open(self, record: Record, called: str) -> ByteSource:
+    def _read_nowait(self, offset: int, length: int) -> bytes:
+        data = self._source.read_nowait(offset, length)
+        if data is None:
+            raise _WouldWait
+        return data
+
+    def _open(self, record: Record, called: str, read: _Read) -> ByteSource:
         if record.flags & FLAG_ENCRYPTED:
             raise UnsupportedFormat(f"{called}: the entry is encrypted, which is not supported")
         check_method(record.method, called)
         if record.method != STORED:
-            start = self._data_start(record, called)
+            start = self._data_start(record, called, read)
             gap_bytes = self._source.gap_bytes
             return DecodedEntry(record, gap_bytes, called, lambda: self._decoded_copy(record, start, called))
         if record.compressed_size != record.size:
             raise CorruptArchive(f"{called}: stored, yet of {record.compressed_size} bytes for {record.size}")
         if record.size <= _TINY_BYTES:
-            return MemorySource(called, self._read_tiny(record, called))
+            return MemorySource(called, self._read_tiny(record, called, read))
         if self._fetchers is not None:
+            if read != self._source.read:
+                raise _WouldWait
             return self._open_far(record, self._fetchers, called)
-        start = self._data_start(record, called)
+        start = self._data_start(record, called, read)
         if self._must_check_first(record):
+            if read != self._source.read:
+                raise _WouldWait
             self._check_stored(record, start, called)
         return StoredEntry(self._source, record, start, called, self._first_read_check(record))
 
     def _open_far(self, record: Record, fetchers: Fetchers, called: str) -> Ahead:
         """A stored entry of a far archive; its first bytes come with its local header, by one request."""
-        block = self._read_header(record, _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + _FAR_BYTES, called)
+        length = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + _FAR_BYTES
+        block = self._read_header(record, length, called, self._source.read)
         start = self._parse_local(record, block, called)
         if self._must_check_first(record):
             self._check_stored(record, start, called)
@@ -250,16 +273,16 @@ class ZipArchive:
 
     # Local headers.
 
-    def _data_start(self, record: Record, called: str) -> int:
+    def _data_start(self, record: Record, called: str, read: _Read) -> int:
         length = _LOCAL.size + len(record.raw_name)
-        return self._parse_local(record, self._read_header(record, length, called), called)
+        return self._parse_local(record, self._read_header(record, length, called, read), called)
 
-    def _read_header(self, record: Record, length: int, called: str) -> bytes:
+    def _read_header(self, record: Record, length: int, called: str, read: _Read) -> bytes:
         """`length` bytes from the local header on, or what the file has of them."""
         there = self._source.size - record.header_offset
         if there < _LOCAL.size + len(record.raw_name):
             raise CorruptArchive(f"{called}: its local header at byte {record.header_offset} is outside the archive")
-        return self._source.read(record.header_offset, min(length, there))
+        return read(record.header_offset, min(length, there))
 
     def _parse_local(self, record: Record, header: bytes, called: str) -> int:
         """Where the data starts; raises CorruptArchive where the header is not the entry's.
@@ -286,14 +309,14 @@ class ZipArchive:
 
     # Stored entries.
 
-    def _read_tiny(self, record: Record, called: str) -> bytes:
+    def _read_tiny(self, record: Record, called: str, read: _Read) -> bytes:
         guess = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + record.size
-        block = self._read_header(record, guess, called)
+        block = self._read_header(record, guess, called, read)
         start = self._parse_local(record, block, called)
         skip = start - record.header_offset
         data = block[skip : skip + record.size]
         if len(data) < record.size:
-            data = self._source.read(start, record.size)
+            data = read(start, record.size)
         if self._verify != "off":
             check_crc(record, zlib.crc32(data), called)
         return data

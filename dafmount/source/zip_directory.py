@@ -708,15 +708,20 @@ class ZipDirectory:
         executables, identities = self._executables(index), self._identities(index)
         return map(Entry, self._leaves(index, skip), repeat(False), sizes, mtimes_ns, executables, identities)
 
-    def _leaves(self, index: Integers, skip: int) -> Iterator[str]:
+    def _leaves(self, index: Integers, skip: int) -> list[str]:
         """The names of files below their directory, whose path and `/` take `skip` bytes."""
         data, renamed = self._raw.data, self._renamed
         at = self._offsets[index].astype(np.int64)
         starts = at + _HEADER.size
         ends = starts + self._raw.u16[at + 28]
-        for one, start, end in zip(index.tolist(), (starts + skip).tolist(), ends.tolist(), strict=True):
-            name = data[start:end] if one not in renamed else renamed[one][skip:]
-            yield name.decode("utf-8", "surrogateescape")
+        names = [data[start:end] for start, end in zip((starts + skip).tolist(), ends.tolist(), strict=True)]
+        if renamed:
+            names = [
+                renamed[one][skip:] if one in renamed else name
+                for one, name in zip(index.tolist(), names, strict=True)
+            ]
+        # No name holds a slash, and decoding all at once takes a tenth of the time.
+        return decode(b"/".join(names)).split("/") if names else []
 
     def _link_entry(self, link: bytes) -> Entry:
         target = self._links[link]
@@ -734,8 +739,13 @@ class ZipDirectory:
 
     def _identities(self, index: Integers) -> list[int]:
         """Offset and checksum of each entry in one number."""
-        crcs = self._raw.u32[self._offsets[index].astype(np.int64) + 16].tolist()
-        return [offset << 32 | crc for offset, crc in zip(self._offsets_of_headers(index).tolist(), crcs, strict=True)]
+        offsets, crcs = self._offsets_of_headers(index), self._raw.u32[self._offsets[index].astype(np.int64) + 16]
+        numbers: list[int]
+        if len(offsets) and int(offsets.max()) >= 1 << 31:  # they do not fit into numpy's numbers
+            numbers = [offset << 32 | crc for offset, crc in zip(offsets.tolist(), crcs.tolist(), strict=True)]
+        else:
+            numbers = (offsets << 32 | crcs).tolist()
+        return numbers
 
     def _sizes(self, index: Integers) -> list[int]:
         raw = self._raw

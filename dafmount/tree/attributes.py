@@ -88,6 +88,10 @@ class FlatPayloads:
         """The bytes as they are stored."""
         return self._as_stored.open(file)
 
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait."""
+        return self._as_stored.open_nowait(file)
+
     def attribute_names(self, file: File) -> Sequence[str]:
         """See `Described`."""
         return _ALWAYS if file.name.endswith(_TEXT_SUFFIXES) else (*_ALWAYS, *_OF_NUMBERS)

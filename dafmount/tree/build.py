@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dafmount.daf.catalog import Component, PropertyKey
+from dafmount.daf.catalog import DENSE, Component, PropertyKey
 from dafmount.daf.descriptor import compact_json, flat_json, legacy_json, minify, parse_descriptor
 from dafmount.daf.eltype import itemsize
 from dafmount.daf.files_layout import MARKER, METADATA, SECTIONS, FilesLayout, PackedComponent
@@ -89,6 +89,10 @@ class Plain:
             raise
         return source
 
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait; archives whose entries change one by one always do."""
+        return self._archive.open_nowait(join(self._path, file.name))
+
 
 class DafTree:
     """One Daf, shown flat."""
@@ -139,7 +143,14 @@ class DafTree:
 
     def shown_descriptor(self, key: PropertyKey, *, is_packed: bool) -> bytes:
         """A descriptor as the mount shows it: without packing, in the layout asked for."""
-        raw = self.layout.raw_descriptor(key)
+        return self._shown(key, self.layout.raw_descriptor(key), is_packed=is_packed)
+
+    def shown_descriptor_nowait(self, key: PropertyKey, *, is_packed: bool) -> bytes | None:
+        """As `shown_descriptor`, or None where it would have to wait."""
+        raw = self.layout.raw_descriptor_nowait(key)
+        return None if raw is None else self._shown(key, raw, is_packed=is_packed)
+
+    def _shown(self, key: PropertyKey, raw: bytes, *, is_packed: bool) -> bytes:
         where = self.layout.where(key.path + ".json")
         descriptor = parse_descriptor(raw, len(key.axes), where)
         if self._is_legacy:
@@ -233,32 +244,32 @@ class PropertyDirectory:
         rewritten = DescriptorOpener(tree, self._axes, is_packed=True)
         children: dict[str, Node] = {}
         flat: dict[str, Node] = {}
+        is_legacy = tree.style.layout == "1.0"
         for entry in entries:
-            name = entry.name
-            component = packed.get(name)
-            if component is not None:
+            name, is_directory, stored_size, mtime_ns, is_executable, stored_identity = entry
+            if is_directory:
+                children[name] = plain.node(entry, directory)
+            elif name in packed:
+                component = packed[name]
                 shown = component.flat_name
-                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"), entry.identity)
+                opener = PackedOpener(tree, component, layout.path(f"{self._path}/{name}"), stored_identity)
                 size, identity = opener.size_if_cheap(), opener.identity(self._axes)
-                flat[shown] = File(shown, directory, size, entry.mtime_ns, opener, identity=identity)
+                flat[shown] = File(shown, directory, size, mtime_ns, opener, identity=identity)
                 if tree.style.shards:
                     children[name] = plain.node(entry, directory)
                 else:
                     children[shown] = flat[shown]
-            elif name.endswith(".json") and not entry.is_directory:
+            elif name.endswith(".json"):
                 is_packed = name.removesuffix(".json") in flat_of_packed
-                as_stored = not is_packed and tree.style.layout != "1.0"
-                size = entry.size if as_stored else None
-                opener_of_json = rewritten if is_packed else stored
-                identity = known(entry.identity, is_packed)
-                children[name] = File(name, directory, size, entry.mtime_ns, opener_of_json, identity=identity)
-            elif name in names and payloads.holds(name, names):
-                as_stored_node = plain.node(entry, directory)
-                assert isinstance(as_stored_node, File)
-                as_stored_node.opener = payloads
-                children[name] = as_stored_node
+                size = None if is_packed or is_legacy else stored_size
+                identity = known(stored_identity, is_packed)
+                descriptor = rewritten if is_packed else stored
+                children[name] = File(name, directory, size, mtime_ns, descriptor, False, identity)
             else:
-                children[name] = plain.node(entry, directory)
+                as_stored = payloads if payloads.holds(name, names) else plain
+                children[name] = File(
+                    name, directory, stored_size, mtime_ns, as_stored, is_executable, stored_identity
+                )
         children.update(flat)
         return children
 
@@ -270,6 +281,10 @@ class Made:
         self._data = data
 
     def open(self, file: File) -> Content:
+        """The bytes."""
+        return Literal(self._data)
+
+    def open_nowait(self, file: File) -> Content | None:
         """The bytes."""
         return Literal(self._data)
 
@@ -294,6 +309,11 @@ class DescriptorOpener:
             check_unchanged(self._tree.archive, self._tree.layout.path(key.path + ".json"), file.identity[0])
         return Literal(shown)
 
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait."""
+        shown = self._tree.shown_descriptor_nowait(self.key(file), is_packed=self._is_packed)
+        return None if shown is None else Literal(shown)
+
     def attribute_names(self, file: File) -> Sequence[str]:
         """See `Described`."""
         return attributes.descriptor_names()
@@ -316,6 +336,10 @@ class MetadataOpener:
         for path, value in self._entries():
             parts.append(compact_json(path).rstrip(b"\n") + b":" + value)
         return Literal(b"{" + b",".join(parts) + b"}")
+
+    def open_nowait(self, file: File) -> Content | None:
+        """None: there is much to read."""
+        return None
 
     def _entries(self) -> Iterator[tuple[str, bytes]]:
         yield from self._tree.layout.metadata_entries()
@@ -359,6 +383,19 @@ class PackedOpener:
         source = self._tree.archive.open(self._path)
         try:
             check_unchanged(self._tree.archive, self._path, self._stored)
+            return self._open(source, file.serial)
+        except BaseException:
+            source.close()
+            raise
+
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where it would have to wait, or the lines of an axis must be counted."""
+        if self._packed.component.key == DENSE and not self._tree.layout.knows_lengths(self._packed.key.axes):
+            return None
+        source = self._tree.archive.open_nowait(self._path)
+        if source is None:
+            return None
+        try:
             return self._open(source, file.serial)
         except BaseException:
             source.close()

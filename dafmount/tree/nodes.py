@@ -10,9 +10,7 @@ An inode number is a hash of the path, so that it stays the same from mount to m
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import queue
 import threading
 from collections import OrderedDict
@@ -20,12 +18,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from dafmount.errors import SourceChanged
 from dafmount.tree.content import Content
 
 log = logging.getLogger(__name__)
 
 ROOT_NUMBER = 1
+
+_BATCH = 1 << 14
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio, odd: it spreads neighbours."""
+_HALF = np.uint64(32)
 
 _serials = count(1)
 _graft = threading.Lock()
@@ -37,6 +42,9 @@ class Opener(Protocol):
 
     def open(self, file: File) -> Content:
         """The bytes; may block."""
+
+    def open_nowait(self, file: File) -> Content | None:
+        """As `open`, or None where something would have to be waited for."""
 
 
 @runtime_checkable
@@ -106,6 +114,9 @@ class File:
 class _Retired:
     def open(self, file: File) -> Content:
         raise SourceChanged("replaced or removed since it was looked up")
+
+    def open_nowait(self, file: File) -> Content | None:
+        return self.open(file)
 
 
 _RETIRED = _Retired()
@@ -197,9 +208,13 @@ class NodeTable:
         return len(self._nodes)
 
     def number(self, node: Node) -> int:
-        """The node's inode number, given now if it has none."""
+        """The node's inode number, given now if it has none: to all of its directory, which costs little more."""
         if not node.number:
-            node.number = self._new_number(node)
+            assert node.parent is not None
+            siblings = node.parent.loaded()
+            # What was replaced meanwhile is no longer among them.
+            nodes = list(siblings.values()) if siblings.get(node.name) is node else [node]
+            self._give_numbers(self.number(node.parent), nodes)
         return node.number
 
     def remember(self, node: Node) -> int:
@@ -219,14 +234,38 @@ class NodeTable:
         if node.lookups == 0 and number != ROOT_NUMBER:
             del self._nodes[number]
 
-    def _new_number(self, node: Node) -> int:
-        assert node.parent is not None
-        parent = self.number(node.parent)
-        digest = hashlib.blake2b(os.fsencode(node.name), digest_size=8, key=parent.to_bytes(8, "little")).digest()
-        number = int.from_bytes(digest, "little") | 2
-        while (taken := self._nodes.get(number)) is not None and taken is not node:
-            number = (number + 4) & 0xFFFFFFFFFFFFFFFF
-        return number
+    def _give_numbers(self, parent: int, nodes: Sequence[Node]) -> None:
+        """Numbers for those of some nodes of one directory that have none; `parent` is the directory's number."""
+        new = [node for node in nodes if not node.number]
+        numbers: list[int] = []
+        for first in range(0, len(new), _BATCH):
+            numbers += _hashes(parent, [node.name for node in new[first : first + _BATCH]])
+        if len(set(numbers)) < len(numbers) or not self._nodes.keys().isdisjoint(numbers):
+            numbers = self._without_doubles(numbers)
+        for node, number in zip(new, numbers, strict=True):
+            node.number = number
+
+    def _without_doubles(self, numbers: Sequence[int]) -> list[int]:
+        """Numbers of which none is given yet nor given twice."""
+        given: dict[int, None] = {}
+        for number in numbers:
+            while number in given or number in self._nodes:
+                number = (number + 4) & 0xFFFFFFFFFFFFFFFF
+            given[number] = None
+        return list(given)
+
+
+def _hashes(seed: int, names: Sequence[str]) -> list[int]:
+    """A number of 64 bits for each name, all at once, eight bytes of each at a time; never 0 nor the root's."""
+    padded = np.array([name.encode("utf-8", "surrogateescape") for name in names], np.bytes_)
+    words = padded.astype(f"S{-(-padded.itemsize // 8) * 8}").view("<u8").reshape(len(names), -1)
+    hashes = np.full(len(names), seed, np.uint64)
+    for word in words.T:
+        mixed = (hashes ^ word) * _MULTIPLIER
+        # No name holds a zero byte: a word of them is padding, of which longer names around here have less.
+        hashes = np.where(word != 0, mixed ^ (mixed >> _HALF), hashes)
+    numbers: list[int] = (hashes | np.uint64(2)).tolist()
+    return numbers
 
 
 class OpenContents:
@@ -249,18 +288,15 @@ class OpenContents:
         content = self._take(number)
         if content is not None:
             return content
-        opened = file.opener.open(file)
-        with self._lock:
-            kept = self._take_locked(number)
-            if kept is None:
-                self._used[number] = (opened, 1)
-                return opened
-        opened.close()
-        return kept
+        return self._used_first(number, file.opener.open(file))
 
-    def acquire_open(self, file: File) -> Content | None:
-        """As `acquire`, but None where the content would have to be opened."""
-        return self._take(file.number)
+    def acquire_nowait(self, file: File) -> Content | None:
+        """As `acquire`, but None where something would have to be waited for."""
+        content = self._take(file.number)
+        if content is not None:
+            return content
+        opened = file.opener.open_nowait(file)
+        return None if opened is None else self._used_first(file.number, opened)
 
     def opened(self, file: File) -> Content:
         """The content of a file that the caller has acquired."""
@@ -324,6 +360,16 @@ class OpenContents:
             self._closer = threading.Thread(target=_close_each, args=(self._to_close,), name="closer", daemon=True)
             self._closer.start()
         self._to_close.put(content)
+
+    def _used_first(self, number: int, opened: Content) -> Content:
+        """`opened`, or what another thread opened in the meantime."""
+        with self._lock:
+            kept = self._take_locked(number)
+            if kept is None:
+                self._used[number] = (opened, 1)
+                return opened
+        opened.close()
+        return kept
 
     def _take(self, number: int) -> Content | None:
         with self._lock:

@@ -50,6 +50,11 @@ class Watched:
         self.used_s = time.monotonic()
         return self.archive.open(path)
 
+    def open_nowait(self, path: str) -> ByteSource | None:
+        """See Archive."""
+        self.used_s = time.monotonic()
+        return self.archive.open_nowait(path)
+
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """See Archive."""
         self.used_s = time.monotonic()

@@ -45,6 +45,10 @@ class WatchedSource(MemorySource):
         self.reads: list[Range] = []
         self.before_read: Callable[[], None] = lambda: None
         self.closed = False
+        self.is_far = False
+
+    def read_nowait(self, offset: int, length: int) -> bytes | None:
+        return None if self.is_far else super().read(offset, length)
 
     def read(self, offset: int, length: int) -> bytes:
         self.reads.append(Range(offset, offset + length))
@@ -213,6 +217,28 @@ def test_a_tiny_entry_takes_one_read(spool: Spool) -> None:
     source.reads.clear()
     assert archive.read_small("tiny", 100) == b"tiny"
     assert len(source.reads) == 1
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000, 200_000])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_entry_is_opened_at_once_where_its_bytes_are_at_hand(spool: Spool, method: int, size: int) -> None:
+    source = WatchedSource(zipped({"a": LINES[:size]}, method))
+    archive = ZipArchive(source, "x.zip", 0, spool)
+    source.reads.clear()
+    entry = archive.open_nowait("a")
+    assert entry is not None
+    assert source.reads == []
+    assert entry.read(0, entry.size) == LINES[:size]
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_an_entry_is_not_opened_at_once_where_its_bytes_would_be_waited_for(spool: Spool, size: int) -> None:
+    source = WatchedSource(zipped({"a": LINES[:size]}))
+    archive = ZipArchive(source, "x.zip", 0, spool)
+    source.is_far = True
+    assert archive.open_nowait("a") is None
+    with pytest.raises(NotFound):
+        archive.open_nowait("b")
 
 
 def test_a_tiny_entry_behind_a_long_extra_field(spool: Spool) -> None:

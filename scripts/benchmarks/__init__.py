@@ -1,0 +1,1 @@
+"""What scripts/bench runs: makes data, mounts it, measures it against what the same machine can do without a mount."""
