@@ -6,6 +6,7 @@ pyfuse3 allows one session a process. Errors leave its main loop in ExceptionGro
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -100,6 +101,7 @@ def serve(
     follower = Follower(live.units, contents, options.refresh_s)
     operations.following = follower
     _raise_file_limit()
+    logging.getLogger("pyfuse3").addFilter(_is_news)
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
     _allow_readahead(mountpoint)
@@ -127,6 +129,11 @@ def kernel_options(source: str, options: Options) -> set[str]:
         "subtype=dafmount",
         _Utf8(f"fsname={name}"),
     }
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether what pyfuse3 logs is no answer that nobody waits for any more, as when a program was killed."""
+    return not (record.msg.endswith("fuse_reply_* failed with %s") and record.args == (os.strerror(errno.ENOENT),))
 
 
 def _reuse_memory() -> None:

@@ -69,6 +69,9 @@ class Broken:
             return self
         raise self.fault
 
+    def open_nowait(self, file: File) -> Content | None:
+        return self.open(file)
+
     def load(self, directory: Directory) -> dict[str, Node]:
         raise self.fault
 
@@ -103,6 +106,9 @@ class Text:
 
     def open(self, file: File) -> Content:
         return Literal(self.text)
+
+    def open_nowait(self, file: File) -> Content | None:
+        return None
 
     def attribute_names(self, file: File) -> Sequence[str]:
         return ["user.daf.eltype", "user.daf.shape"]
@@ -331,6 +337,9 @@ def test_only_files_that_can_be_described_have_attributes() -> None:
     class Plain:
         def open(self, file: File) -> Content:
             return Literal(b"")
+
+        def open_nowait(self, file: File) -> Content | None:
+            return None
 
     operations = make(file=Text(b"x"), plain=Plain())
 

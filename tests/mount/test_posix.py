@@ -269,8 +269,9 @@ def test_access(twins: Twins) -> None:
     assert os.access(twins.shown / "axes", os.X_OK)
 
 
-def test_there_are_no_extended_attributes(twins: Twins) -> None:
-    assert os.listxattr(twins.shown / BIG) == []
+def test_extended_attributes_are_those_of_daf_only(twins: Twins) -> None:
+    assert all(name.startswith("user.daf.") for name in os.listxattr(twins.shown / BIG))
+    assert os.listxattr(twins.shown / "axes") == []
     assert outcome(lambda: os.getxattr(twins.shown / BIG, "user.any")) == "ENODATA"
 
 

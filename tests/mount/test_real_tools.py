@@ -70,7 +70,7 @@ def differing(twins: Twins, copy: Path) -> list[str]:
         f"grep -n -m 5 7 {TEXT}",
         "grep -rl --include=*.txt e axes vectors | LC_ALL=C sort",
         f"wc {AXIS} {TEXT} {BIG}",
-        f"sort {TEXT} | uniq -c | sort -rn | head",
+        f"sort {TEXT} | uniq -c | sort -rn | sed -n 1,10p",
         f"awk '{{ n[length($0)]++ }} END {{ for (l in n) print l, n[l] }}' {TEXT} | sort -n",
         f"md5sum {AXIS} {TEXT} {SMALL} {BIG} {SPARSE}.*",
         f"head -c 100001 {BIG} | md5sum",
