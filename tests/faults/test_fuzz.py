@@ -6,7 +6,7 @@ import logging
 import random
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,12 @@ random_numbers = st.integers(0, 2**32).map(random.Random)
 
 
 @pytest.fixture
-def quiet() -> None:
+def quiet() -> Iterator[None]:
     """The log of what is left out is not what this is about."""
-    logging.getLogger("dafmount").setLevel(logging.CRITICAL)
+    log = logging.getLogger("dafmount")
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(logging.NOTSET)
 
 
 def write_tree(root: Path, stored: dict[str, bytes]) -> Path:
