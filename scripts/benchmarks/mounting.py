@@ -81,7 +81,9 @@ def mounted(
     arguments = [*command, *options, str(source), str(mountpoint)]
     try:
         start = time.perf_counter()
-        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, env=_as_installed()
+        )
         mount_s = time.perf_counter() - start
         if done.returncode:
             raise CannotMeasure(f"{' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
@@ -91,6 +93,11 @@ def mounted(
         yield mount
     finally:
         _unmount(mountpoint)
+
+
+def _as_installed() -> dict[str, str]:
+    """The environment, but Python keeps compiled modules, as those of an installed program are."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _unmount(mountpoint: Path) -> None:
