@@ -123,6 +123,9 @@ class Operations(pyfuse3.Operations):
         self._told: tuple[Node, Mapping[str, bytes], int] | None = None
         self._offload = offload
         self._ownership = ownership
+        self._file_mode = pyfuse3.ModeT(stat.S_IFREG | ownership.file_mode)
+        self._executable_mode = pyfuse3.ModeT(stat.S_IFREG | ownership.executable_mode)
+        self._directory_mode = pyfuse3.ModeT(stat.S_IFDIR | ownership.directory_mode)
         self._source_bytes = source_bytes
         self._files: dict[int, File] = {}
         self._direct: set[int] = set()
@@ -215,9 +218,13 @@ class Operations(pyfuse3.Operations):
         listing = self._directories[handle]
         reply, remember = pyfuse3.readdir_reply, self.nodes.remember
         entry = self._entry()
+        mtime_ns = -1
         for position in range(start_id, len(listing)):
             node = listing[position]
             self._fill(entry, node)
+            if node.mtime_ns != mtime_ns:  # mostly neighbours have the same, and setting it is a third of the work
+                mtime_ns = node.mtime_ns
+                entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
             if position < 2:
                 reply(token, _DOTS[position], entry, position + 1)
                 continue
@@ -464,6 +471,7 @@ class Operations(pyfuse3.Operations):
     def _attributes(self, node: Node) -> EntryAttributes:
         entry = self._entry()
         self._fill(entry, node)
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
         return entry
 
     def _entry(self) -> EntryAttributes:
@@ -476,16 +484,13 @@ class Operations(pyfuse3.Operations):
         return entry
 
     def _fill(self, entry: EntryAttributes, node: Node) -> None:
-        """What a node has of its own, into an entry that may have been used for another."""
-        ownership = self._ownership
-        entry.st_ino = InodeT(node.number or self.nodes.number(node))
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
+        """What a node has of its own but its times, into an entry that may have been used for another."""
+        entry.st_ino = node.number or self.nodes.number(node)
         if isinstance(node, Directory):
-            entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | ownership.directory_mode)
+            entry.st_mode = self._directory_mode
             entry.st_size = entry.st_blocks = 0
         else:
-            mode = ownership.executable_mode if node.is_executable else ownership.file_mode
-            entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | mode)
+            entry.st_mode = self._executable_mode if node.is_executable else self._file_mode
             size = node.size or 0
             entry.st_size = size
             entry.st_blocks = -(-size // SECTOR_BYTES)

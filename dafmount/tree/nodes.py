@@ -281,6 +281,8 @@ class OpenContents:
         self._idle: OrderedDict[int, Content] = OrderedDict()
         self._to_close: queue.SimpleQueue[Content] = queue.SimpleQueue()
         self._closer: threading.Thread | None = None
+        self._opened_at_once: set[int] = set()
+        """Numbers of the files whose contents were opened without waiting: they are closed without waiting, too."""
 
     def acquire(self, file: File) -> Content:
         """The file's content, opened if it is not; may block. Every call wants a `release`."""
@@ -296,7 +298,12 @@ class OpenContents:
         if content is not None:
             return content
         opened = file.opener.open_nowait(file)
-        return None if opened is None else self._used_first(file.number, opened)
+        if opened is None:
+            return None
+        content = self._used_first(file.number, opened)
+        if content is opened:
+            self._opened_at_once.add(file.number)
+        return content
 
     def opened(self, file: File) -> Content:
         """The content of a file that the caller has acquired."""
@@ -304,7 +311,7 @@ class OpenContents:
 
     def release(self, file: File) -> None:
         """One user less; the content is kept for a while."""
-        surplus = []
+        surplus: list[tuple[int, Content]] = []
         with self._lock:
             content, users = self._used[file.number]
             if users > 1:
@@ -312,20 +319,20 @@ class OpenContents:
                 return
             del self._used[file.number]
             if file.is_retired:
-                surplus.append(content)
+                surplus.append((file.number, content))
             else:
                 self._idle[file.number] = content
             while len(self._idle) > self._idle_limit:
-                surplus.append(self._idle.popitem(last=False)[1])
-        for content in surplus:
-            self._close_elsewhere(content)
+                surplus.append(self._idle.popitem(last=False))
+        for number, content in surplus:
+            self._close(number, content)
 
     def forget(self, file: File) -> None:
         """Do not keep an idle content of this file."""
         with self._lock:
             content = self._idle.pop(file.number, None)
         if content is not None:
-            self._close_elsewhere(content)
+            self._close(file.number, content)
 
     def spoil(self, file: File) -> None:
         """Reads of this file, open or not, fail from now on: what it was read from is another."""
@@ -354,8 +361,12 @@ class OpenContents:
                 self.release(file)
         return file.size
 
-    def _close_elsewhere(self, content: Content) -> None:
+    def _close(self, number: int, content: Content) -> None:
         """Closing waits for the source too where that is another FUSE file system or NFS, which the caller must not."""
+        if number in self._opened_at_once:
+            self._opened_at_once.discard(number)
+            content.close()
+            return
         if self._closer is None:
             self._closer = threading.Thread(target=_close_each, args=(self._to_close,), name="closer", daemon=True)
             self._closer.start()

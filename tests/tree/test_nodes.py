@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -21,6 +23,17 @@ NAMES = [
 ]
 
 
+class WatchedLiteral(Literal):
+    """Tells which thread closed it."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.closed_by: Future[int] = Future()
+
+    def close(self) -> None:
+        self.closed_by.set_result(threading.get_ident())
+
+
 class Opener:
     """Opens at once only when told so."""
 
@@ -30,7 +43,7 @@ class Opener:
 
     def open(self, file: File) -> Content:
         self.n_opened += 1
-        return Literal(file.name.encode("utf-8", "surrogateescape"))
+        return WatchedLiteral(file.name.encode("utf-8", "surrogateescape"))
 
     def open_nowait(self, file: File) -> Content | None:
         return self.open(file) if self.at_once else None
@@ -115,3 +128,18 @@ def test_a_content_is_opened_once_and_kept_however_it_was_opened(at_once: bool) 
     contents.release(file)
     assert contents.acquire_nowait(file) is content
     assert opener.n_opened == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_only_what_was_opened_at_once_is_closed_at_once(at_once: bool) -> None:
+    root = tree(["a"], Opener(at_once=at_once))
+    first = root.children()["first"]
+    assert isinstance(first, Directory)
+    file = first.children()["a"]
+    assert isinstance(file, File)
+    NodeTable(root).remember(file)
+    contents = OpenContents(0)
+    content = contents.acquire_nowait(file) or contents.acquire(file)
+    assert isinstance(content, WatchedLiteral)
+    contents.release(file)
+    assert (content.closed_by.result(30) == threading.get_ident()) is at_once
