@@ -376,7 +376,8 @@ def line_13(bench: Bench) -> list[Figure]:
             "small": partial(cold_read, small, path, kib),
             "large": partial(cold_read_of_share, large, path, kib),
         }
-        figures.append(growth(f"line {line} ({what}, cold)", interleave(runs, min(3, bench.rounds))))
+        figures.append(growth(f"line {line} ({what}, cold, as many bytes)", interleave(runs, bench.rounds)))
+    figures.append(whole_growth(bench))
     small, large = archives(bench, BLOSC)
     accesses: tuple[tuple[str, str, Callable[[Path], float]], ...] = (
         ("5", "second read", warm_read),
@@ -393,8 +394,38 @@ def line_13(bench: Bench) -> list[Figure]:
 
 
 def cold_read_of_share(archive: Path, relative: str, read_ahead_kib: int) -> float:
-    """As `cold_read` of what is ten times as large, divided by ten."""
-    return cold_read(archive, relative, read_ahead_kib) / LARGE_FACTOR
+    """As `cold_read`, of a tenth from the middle on of what is ten times as large."""
+    with mounted(archive, read_ahead_kib=read_ahead_kib) as mount:
+        path = mount.path(relative)
+        size = os.stat(path).st_size
+        return read_whole(path, size // LARGE_FACTOR, size // 2)
+
+
+def whole_growth(bench: Bench) -> Figure:
+    """How much longer a byte takes when all of the large matrix is read, and what the disk's file system does then.
+
+    Nothing to be reached: the kernel's page cache takes longer for more bytes, much longer in a virtual machine whose
+    host has to find the memory.
+    """
+    path = matrix_path("counts")
+    small, large = archives(bench, BLOSC)
+    flat, large_flat = archives(bench, None)
+    remember(small, large)
+
+    def of_disk(file: Path, share: int) -> float:
+        forget(file)
+        return read_whole(file) / share
+
+    runs: dict[str, Callable[[], float]] = {
+        "small": partial(cold_read, small, path),
+        "large": lambda: cold_read(large, path) / LARGE_FACTOR,
+        "disk, small": partial(of_disk, flat, 1),
+        "disk, large": partial(of_disk, large_flat, LARGE_FACTOR),
+    }
+    samples = interleave(runs, min(3, bench.rounds))
+    note = f"the disk's file system: {ratio(samples, 'disk, large', 'disk, small'):.3g} x"
+    what = "ten times as large: line 1, all of its bytes"
+    return Figure("13", what, ratio(samples, "large", "small"), "x", None, note, samples)
 
 
 def archives(bench: Bench, compression: str | None) -> tuple[Path, Path]:

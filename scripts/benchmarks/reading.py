@@ -20,12 +20,13 @@ BLOCK_BYTES = 1 << 20
 PAGE_BYTES = 4096
 
 
-def read_whole(path: Path, most_bytes: int | None = None) -> float:
-    """From start to end, or the first `most_bytes`, a mebibyte a call."""
+def read_whole(path: Path, most_bytes: int | None = None, offset: int = 0) -> float:
+    """From start to end, or `most_bytes` from `offset` on, a mebibyte a call."""
     buffer = bytearray(BLOCK_BYTES)
     left = os.stat(path).st_size if most_bytes is None else most_bytes
     start = time.perf_counter()
     descriptor = os.open(path, os.O_RDONLY)
+    os.lseek(descriptor, offset, os.SEEK_SET)
     while left > 0:
         count = os.readv(descriptor, [buffer])
         if count == 0:

@@ -20,6 +20,8 @@ from benchmarks.mounting import CannotMeasure, Mount, mounted
 from benchmarks.reading import read_whole
 from benchmarks.serving import Server, serving
 
+MATRIX = "fractions"
+"""Half of its bytes are left when packed; of counts so few that the shard's index outweighs fifty columns."""
 COMPRESSION = "blosc_zstd_bitshuffle"
 DELAY_S = 0.02
 N_COLUMNS = 50
@@ -30,12 +32,12 @@ MORE_BYTES = 1.3
 
 def line_h1(bench: Bench) -> list[Figure]:
     """One column of a packed matrix on a web server."""
-    return _columns(bench.data, "H1", "one column", [bench.data.scale.n_columns["counts"] // 3])
+    return _columns(bench.data, "H1", "one column", [bench.data.scale.n_columns[MATRIX] // 3])
 
 
 def line_h2(bench: Bench) -> list[Figure]:
     """Columns far apart of a packed matrix on a web server."""
-    n_columns = bench.data.scale.n_columns["counts"]
+    n_columns = bench.data.scale.n_columns[MATRIX]
     chosen = list(range(0, n_columns, -(-n_columns // N_COLUMNS)))
     random.Random(1).shuffle(chosen)
     return _columns(bench.data, "H2", f"{len(chosen)} columns far apart", chosen)
@@ -68,13 +70,13 @@ def line_h3(bench: Bench) -> list[Figure]:
 
 
 def _columns(data: Data, line: str, what: str, columns: Sequence[int]) -> list[Figure]:
-    archive = data.packed_archive("counts", COMPRESSION)
+    archive = data.packed_archive(MATRIX, COMPRESSION)
     needed = _bytes_of_columns(data, columns)
     figures = []
     with serving(data.place, DELAY_S) as server:
         for how, read in (("pread", _pread), ("numpy.memmap", _memmap)):
             with mounted(f"{server.url}/{archive.name}") as mount:
-                os.stat(mount.path(matrix_path("counts")))
+                os.stat(mount.path(matrix_path(MATRIX)))
                 figures += _measured(server, mount, read, line, f"{what} by {how}", columns, needed)
     return figures
 
@@ -88,7 +90,7 @@ def _measured(
     columns: Sequence[int],
     needed: int,
 ) -> list[Figure]:
-    path = mount.path(matrix_path("counts"))
+    path = mount.path(matrix_path(MATRIX))
     server.counts()
     start = time.perf_counter()
     read(path, os.stat(path).st_size // _n_columns(mount), columns)
@@ -121,6 +123,6 @@ def _memmap(path: Path, column_bytes: int, columns: Sequence[int]) -> None:
 
 
 def _bytes_of_columns(data: Data, columns: Sequence[int]) -> int:
-    payloads = data.payloads("counts", COMPRESSION)
-    per_column = len(payloads) // data.scale.n_columns["counts"]
+    payloads = data.payloads(MATRIX, COMPRESSION)
+    per_column = len(payloads) // data.scale.n_columns[MATRIX]
     return sum(len(payload) for column in columns for payload in payloads[column * per_column :][:per_column])
