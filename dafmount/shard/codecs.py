@@ -204,6 +204,10 @@ class Decoder:
         `method`, `crc` and `raw_bytes_in_directory` are the chunk's in the ZIP directory. Never takes more than about
         twice `max_bytes` of memory. Raises CorruptShard.
         """
+        if self._is_blosc and expected_bytes is not None and expected_bytes <= max_bytes:
+            usual = self._decode_usual(_as_bytes(payload), method, crc, raw_bytes_in_directory, expected_bytes)
+            if usual is not None:
+                return usual
         self._check_entry(len(payload), method, raw_bytes_in_directory, where)
         if self.zip_method != METHOD_STORED:
             size = self._stated_size(raw_bytes_in_directory, expected_bytes, max_bytes, where)
@@ -214,6 +218,16 @@ class Decoder:
         if self.verify and crc32(payload) != crc:
             raise _wrong_crc(payload, crc, "stored", where)
         return self._decode_stored(payload, expected_bytes, max_bytes, where)
+
+    def _decode_usual(
+        self, payload: bytes, method: int, crc: int, raw_bytes_in_directory: int, expected_bytes: int
+    ) -> bytearray | None:
+        """A blosc chunk as nearly all are, in half the time; None for any other, which the careful way judges."""
+        if method != METHOD_STORED or raw_bytes_in_directory != len(payload):
+            return None
+        if self.verify and crc32(payload) != crc:
+            return None
+        return blosc.decode_simple(payload, expected_bytes)
 
     def decode_into(
         self,

@@ -95,6 +95,12 @@ class ChunkCache:
                 self.counters.hits += 1
         return chunk
 
+    def add(self, key: int, chunk: Chunk) -> None:
+        """A chunk that was decoded without a claim; a miss."""
+        with self._lock:
+            self.counters.misses += 1
+            self._keep(key, chunk)
+
     def has(self, keys: Sequence[int]) -> bool:
         """Whether all of `keys` are here; changes nothing."""
         return all(key in self._chunks for key in keys)

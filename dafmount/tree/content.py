@@ -127,6 +127,8 @@ class CachedUnits:
 
     def get_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
         """As `get`, or None where bytes or another reader would have to be waited for."""
+        if len(units) == 1:
+            return self._get_one_nowait(units)
         wanted = [self._base + unit for unit in units]
         if self._cache.busy(wanted):
             return None
@@ -141,6 +143,20 @@ class CachedUnits:
         if claim.others:
             return None
         return [have[key] for key in wanted]
+
+    def _get_one_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
+        """One unit, as random access asks for. Promised to nobody: it is there before anyone could wait for it."""
+        key = self._base + units[0]
+        chunk = self._cache.get(key)
+        if chunk is None:
+            if self._cache.busy((key,)):
+                return None
+            try:
+                chunk = self._units.read_nowait(units)[0]
+            except WouldWait:
+                return None
+            self._cache.add(key, chunk)
+        return [chunk]
 
     def close(self) -> None:
         """Let go of the source; decoded units stay cached."""
