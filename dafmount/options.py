@@ -68,6 +68,8 @@ class Options:
     """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
     http_readahead_bytes: int = 0
     """The same where the source is a URL: what the kernel reads ahead for nobody is fetched too."""
+    decoders: int | None = None
+    """Processes that decode ahead of who reads on and on (`decoders=`); None: as many as the machine has room for."""
     refresh_s: float = 1.0
     """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when opening a file shows it."""
     nonempty: bool = False
@@ -228,6 +230,7 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "verify": ("verify", _choice(VERIFY)),
     "timeout": ("timeout_s", _seconds),
     "readahead": ("readahead_bytes", parse_size),
+    "decoders": ("decoders", _number),
     "refresh": ("refresh_s", _pause),
     "nonempty": ("nonempty", None),
     "uid": ("uid", _number),

@@ -26,6 +26,7 @@ from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
+from dafmount.tree.decoders import Decoders
 from dafmount.tree.far import far_content
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
 from dafmount.tree.watched import Watched
@@ -44,6 +45,7 @@ class Style:
     layout: str = "1.1"
     shards: bool = False
     verify: bool = True
+    decoders: Decoders | None = None
 
     @property
     def max_chunk_bytes(self) -> int:
@@ -426,7 +428,7 @@ def packed_content(
         return far_content(source, grid, reader.spec, style.cache, number)
     if reader.spec.itemsize is None:
         return PackedText(grid, reader, style.cache, number)
-    return PackedNumbers(grid, reader, style.cache, number)
+    return PackedNumbers(grid, reader, style.cache, number, decoders=style.decoders)
 
 
 def open_shard(

@@ -136,12 +136,6 @@ class ChunkCache:
             if chunk is not None:
                 self._bytes -= len(chunk)
 
-    def drop(self, first_key: int, stop_key: int) -> None:
-        """Forget every chunk whose key lies in `[first_key, stop_key)`."""
-        with self._lock:
-            for key in [key for key in self._chunks if first_key <= key < stop_key]:
-                self._bytes -= len(self._chunks.pop(key))
-
     def _keep(self, key: int, chunk: Chunk) -> None:
         size = len(chunk)
         if size > self.limit_bytes:
