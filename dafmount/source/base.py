@@ -6,7 +6,7 @@ may be used from several threads at once, and raise only errors from `dafmount.e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -55,6 +55,13 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Let go of descriptors and the like; a read in progress in another thread still ends well."""
+
+
+class Filling(Protocol):
+    """What a byte source may offer too: its bytes while they arrive, without copies."""
+
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        """Fills `buffer` with the bytes from `offset` on; `arrived` hears now and then how many of them are there."""
 
 
 class Entry(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dafmount.errors import Corrupt, ShortRead, SourceChanged, SourceUnavailable
@@ -34,6 +34,11 @@ HEAD_BYTES = 16 * 1024
 
 MAX_REQUEST_BYTES = 8 << 20
 """Longer ranges are fetched by several requests."""
+
+_FIRST_STEP_BYTES = 128 * 1024
+_MAX_STEP_BYTES = 1 << 20
+"""How much of an answer arrives until those who wait for its first part hear of it: little at first, then as much as
+was there already, because waking threads for each bit that comes takes as long as copying it."""
 
 _MEMORY_BYTES = 1 << 20
 """Files of servers without ranges are kept in memory up to this size, larger ones in the spool."""
@@ -173,6 +178,16 @@ class HttpFile:
                 found[missing[position]] = data
         return [bytes(found[position]) for position in range(len(ranges))]
 
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        """See Filling; raises as `read` does."""
+        self._check_bounds(offset, offset + len(buffer))
+        near = self.read_nowait(offset, len(buffer))
+        if near is None:
+            self._fill(offset, buffer, arrived)
+            return
+        buffer[:] = near
+        arrived(len(buffer))
+
     def stamp(self) -> Stamp:
         """The present state, asked anew; raises NotFound and the like."""
 
@@ -212,54 +227,62 @@ class HttpFile:
                 found.update(planner.cut(fetch, data, wanted))
         return found
 
-    def _fetch(self, wanted: Range) -> bytes:
+    def _fetch(self, wanted: Range) -> memoryview:
+        buffer = memoryview(bytearray(wanted.stop - wanted.start))
+        self._fill(wanted.start, buffer, _nothing)
+        return buffer
+
+    def _fill(self, start: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
         cache = self._site.cache
         key = self._cache_key() if cache is not None else None
         if cache is None or key is None:
-            return self._fetch_from_server(wanted)
-        data = cache.get(key, wanted)
+            self._fill_from_server(start, buffer, arrived)
+            return
+        data = cache.get(key, Range(start, start + len(buffer)))
         if data is None:
-            data = self._fetch_from_server(wanted)
-            cache.put(key, wanted.start, data)
-        return data
+            self._fill_from_server(start, buffer, arrived)
+            cache.put(key, start, buffer)
+        else:
+            buffer[:] = data
+            arrived(len(buffer))
 
-    def _fetch_from_server(self, wanted: Range) -> bytes:
-        parts: list[bytes] = []
+    def _fill_from_server(self, start: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        stop = start + len(buffer)
+        have = 0
         try:
-            while (have := sum(map(len, parts))) < wanted.stop - wanted.start:
+            while have < len(buffer):
                 if self._is_whole_only:
                     raise _NoRanges
-                self._fetch_more(Range(wanted.start + have, wanted.stop), parts)
+                have = self._fill_more(start, buffer, have, arrived)
         except _NoRanges:
             whole = self._whole_file()
-            if wanted.stop > whole.size:
+            if stop > whole.size:
                 raise ShortRead(
-                    f"{self.name}: asked for {wanted.stop - wanted.start} bytes at byte {wanted.start}, "
-                    f"it has {whole.size}"
+                    f"{self.name}: asked for {len(buffer)} bytes at byte {start}, it has {whole.size}"
                 ) from None
-            return whole.read(wanted.start, wanted.stop - wanted.start)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            buffer[:] = whole.read(start, len(buffer))
+            arrived(len(buffer))
 
-    def _fetch_more(self, wanted: Range, parts: list[bytes]) -> None:
-        """Add at least a byte, mostly all, of a range to `parts`; what came before a fault is kept."""
-        start = wanted.start
+    def _fill_more(self, origin: int, buffer: memoryview, have: int, arrived: Callable[[int], None]) -> int:
+        """How much of `buffer` is filled after one answer: at least a byte more. What came before a fault is kept."""
 
         def attempt(deadline: float) -> None:
-            nonlocal start
-            if start >= wanted.stop:
+            nonlocal have
+            if have == len(buffer):
                 return
-            with self._site.client.get(self._place, Range(start, wanted.stop), deadline) as answer:
-                length = self._check(answer, Range(start, wanted.stop))
-                for piece in answer.pieces():
-                    used = piece[:length]
-                    parts.append(used)
-                    start += len(used)
-                    length -= len(used)
-                    if not length:
-                        return
-            raise Passing(SourceUnavailable(f"{self.name}: the answer was cut short"))
+            wanted = Range(origin + have, origin + len(buffer))
+            with self._site.client.get(self._place, wanted, deadline) as answer:
+                begin, stop = have, have + self._check(answer, wanted)
+                while have < stop:
+                    step = max(_FIRST_STEP_BYTES, min(_MAX_STEP_BYTES, have - begin))
+                    n_bytes = answer.read_into(buffer[have : min(have + step, stop)])
+                    if not n_bytes:
+                        raise Passing(SourceUnavailable(f"{self.name}: the answer was cut short"))
+                    have += n_bytes
+                    arrived(have)
 
         self._site.client.try_often(self.name, attempt)
+        return have
 
     def _check(self, answer: Answer, asked: Range) -> int:
         """How many bytes of the answer to use, which begin at `asked.start`.
@@ -495,6 +518,10 @@ class HttpDirectory:
 
     def _called(self, path: str) -> str:
         return shown(f"{self._name}/{path}")
+
+
+def _nothing(n_bytes: int) -> None:
+    """Nobody waits for a part of it."""
 
 
 def _comparable(validators: Validators) -> Validators:

@@ -26,7 +26,7 @@ from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
-from dafmount.tree.far import far_content
+from dafmount.tree.far import FarFile, far_content
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
 from dafmount.tree.watched import Watched
 
@@ -87,11 +87,12 @@ class Plain:
         except BaseException:
             source.close()
             raise
-        return source
+        return FarFile(source) if isinstance(source, Ahead) else source
 
     def open_nowait(self, file: File) -> Content | None:
         """As `open`, or None where it would have to wait; archives whose entries change one by one always do."""
-        return self._archive.open_nowait(join(self._path, file.name))
+        source = self._archive.open_nowait(join(self._path, file.name))
+        return FarFile(source) if isinstance(source, Ahead) else source
 
 
 class DafTree:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dafmount.shard.grid import Grid
-from dafmount.source.ahead import MAX_PIECE_BYTES, MAX_WINDOW_BYTES, MIN_PIECE_BYTES, Ahead, Streams
+from dafmount.source.ahead import MAX_PIECE_BYTES, MAX_WINDOW_BYTES, Ahead, Streams, piece_bytes
 from dafmount.source.fetchers import Fetchers, Task
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardSpec
@@ -54,6 +54,30 @@ def _block_chunks(grid: Grid) -> int:
     n_rows = grid.grid_shape[0]
     most = max(1, COLUMN_READ_BYTES // max(1, grid.chunk_bytes))
     return max((n for n in range(1, most + 1) if n_rows % n == 0), default=1)
+
+
+class FarFile:
+    """A file of a far source as it is, handed out without copies."""
+
+    def __init__(self, source: Ahead) -> None:
+        self._source = source
+
+    @property
+    def size(self) -> int:
+        """Length in bytes; may have to ask."""
+        return self._source.size
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Exactly `length` bytes at `offset`."""
+        return self._source.view(offset, length)
+
+    def read_nowait(self, offset: int, length: int) -> bytes | memoryview | None:
+        """As `read`, but where the bytes are not here it begins to fetch them and returns None."""
+        return self._source.view_nowait(offset, length)
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._source.close()
 
 
 class _Plan(NamedTuple):
@@ -121,8 +145,7 @@ class FarNumbers:
         with self._lock:
             ahead = self._streams.note(offset, length, self.size, self._column_start(offset, length))
         if ahead is not None:
-            piece = max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, (ahead.stop - ahead.start) // self._fetchers.n_threads))
-            self._plan(ahead.start, ahead.stop, piece, is_needed=False)
+            self._plan(ahead.start, ahead.stop, piece_bytes(ahead, self._fetchers), is_needed=False)
 
     def _is_beyond_column(self, offset: int, length: int) -> bool:
         """Whether a read leads out of the only column that its reader has read so far."""
