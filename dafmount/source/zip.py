@@ -50,7 +50,13 @@ _EXTRA_GUESS = 64
 """Room for the extra field of the local header, which only it tells the length of: ZIP64, times, alignment."""
 
 _FAR_BYTES = 16 * 1024
-"""How much of an entry of a far archive is fetched with its local header: small ones are then here as a whole."""
+"""How much of an entry of a far archive is fetched with its local header: small ones, and the Zarr index of most shards
+that are not large, are then here as a whole."""
+
+_LARGE_BYTES = 4 << 20
+_FAR_BYTES_OF_LARGE = 1024
+"""The same of entries that are larger than `_LARGE_BYTES`: the index of such a shard mostly is so long that there is
+little use for its first part."""
 
 _CHECKED_BYTES = 64 * 1024
 """Stored entries up to this size are checked by their first read, whatever it asks for."""
@@ -252,7 +258,8 @@ class ZipArchive:
 
     def _open_far(self, record: Record, fetchers: Fetchers, called: str) -> Ahead:
         """A stored entry of a far archive; its first bytes come with its local header, by one request."""
-        length = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + _FAR_BYTES
+        more = _FAR_BYTES if record.size <= _LARGE_BYTES else _FAR_BYTES_OF_LARGE
+        length = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + more
         block = self._read_header(record, length, called, self._source.read)
         start = self._parse_local(record, block, called)
         if self._must_check_first(record):

@@ -119,13 +119,16 @@ class FarNumbers:
 
         Raises ReadAheadDeclined where a reader of one column has come to its end and the next one is not here: after
         each column the kernel reads ahead as much as a fourth of it, which would be fetched for nobody. Should the
-        reader go on, the kernel asks again, page by page, which shows that it does.
+        reader go on, the kernel asks again, page by page, which shows that it does. So it does too where somebody looks
+        at the first element of a column in a mapped file, and the kernel wants as much before it as after it.
         """
         data = self._numbers.read_nowait(offset, length)
         if data is None and not self._is_planned(offset, length):
             if self._is_beyond_column(offset, length):
                 raise ReadAheadDeclined
             self._plan_needed(offset, length)
+            if self._is_around_column(offset, length):
+                raise ReadAheadDeclined
         self._go_ahead(offset, length)
         return data
 
@@ -136,6 +139,8 @@ class FarNumbers:
     def _plan_needed(self, offset: int, length: int) -> None:
         stop = offset + length
         start = self._column_start(offset, length)
+        if start is not None and self._is_around_column(offset, length):
+            offset = start // _PAGE_BYTES * _PAGE_BYTES
         if start is not None and self._column_bytes <= MAX_COLUMN_BYTES:
             # The last page is read as a whole.
             stop = max(stop, -(-(start + self._column_bytes) // _PAGE_BYTES) * _PAGE_BYTES)
@@ -157,6 +162,13 @@ class FarNumbers:
             if is_beyond:
                 self._streams.decline(offset, length)
         return is_beyond
+
+    def _is_around_column(self, offset: int, length: int) -> bool:
+        """Whether a column begins in the middle of what is read, and is not over soon."""
+        if not MIN_DECLINED_BYTES <= length <= 2 * self._column_bytes:
+            return False
+        start = self._column_start(offset, length)
+        return start is not None and start - offset >= length // 2
 
     def _column_start(self, offset: int, length: int) -> int | None:
         """Where the column begins that a read is taken to be the first part of; None for other reads."""

@@ -96,9 +96,10 @@ def _measured(
     needed: int,
 ) -> list[Figure]:
     path = mount.path(matrix_path(MATRIX))
+    column_bytes = os.stat(path).st_size // _n_columns(mount)
     server.counts()
     start = time.perf_counter()
-    read(path, os.stat(path).st_size // _n_columns(mount), columns)
+    read(path, column_bytes, columns)
     taken = time.perf_counter() - start
     n_requests, n_bytes = server.counts()
     most = len(columns) + MORE_REQUESTS

@@ -336,10 +336,43 @@ def test_a_mapped_column_fetches_little_more(wide: tuple[Path, np.ndarray], moun
         path = shown / "matrices/cell/gene/x.data"
         assert path.stat().st_size == values.nbytes
         web.requests.clear()
+        before = web.sent_bytes
         command = [sys.executable, "-c", program % values.shape, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert done.stdout.split() == [str(values[100].sum()), str(values[7].sum())]
-        assert len(web.requests) <= 2 + 6
+        assert len(web.requests) <= 2 + 4
+        for_index = 16 * N_COLUMNS * -(-N_ROWS // CHUNK_ROWS)
+        needed = ((place / "wide.daf.zip").stat().st_size - for_index) * 2 / N_COLUMNS
+        assert web.sent_bytes - before <= 1.3 * needed + for_index
+
+
+def test_reads_past_the_kernels_cache_fetch_their_chunks_only(
+    wide: tuple[Path, np.ndarray], mounted: Mounted
+) -> None:
+    place, values = wide
+    program = """
+import mmap, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+page = mmap.mmap(-1, 4096)
+for offset in map(int, sys.argv[2:]):
+    assert os.preadv(descriptor, [page], offset // 4096 * 4096) == 4096
+    print(page[offset % 4096 :][:4].hex())
+"""
+    offsets = [str(column * values[0].nbytes) for column in (3, 90, 41)]
+    with serving(place) as web, mounted(web.url + "/wide.daf.zip") as shown:
+        path = shown / "matrices/cell/gene/x.data"
+        assert path.stat().st_size == values.nbytes
+        with path.open("rb", buffering=0) as file:
+            os.pread(file.fileno(), 4, 200 * N_ROWS * 4)
+        before, n_before = web.sent_bytes, len(web.requests)
+        done = subprocess.run(
+            [sys.executable, "-c", program, path, *offsets], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        )
+        assert done.stdout.split() == [values[column, :1].tobytes().hex() for column in (3, 90, 41)]
+        assert len(web.requests) - n_before <= 3 + 3
+        chunk_bytes = (place / "wide.daf.zip").stat().st_size / (N_COLUMNS * -(-N_ROWS // CHUNK_ROWS))
+        for_index = 16 * N_COLUMNS * -(-N_ROWS // CHUNK_ROWS)
+        assert web.sent_bytes - before <= 3 * 2.2 * chunk_bytes + 2 * for_index
 
 
 def test_random_reads_fetch_nothing_extra(wide: tuple[Path, np.ndarray], mounted: Mounted) -> None:
