@@ -50,7 +50,9 @@ class ListedDaf:
             "it has no metadata.json, without which nothing in it can be found over HTTP; FilesDaf of "
             "DataAxesFormats.jl writes one when it opens the directory, and so does dafpack",
         )
-        self._mtime_ns = time.time_ns() if metadata[1] is None else metadata[1]
+        self.listed = metadata[1]
+        """The state of metadata.json from which this was listed; None where later states could not be compared."""
+        self._mtime_ns = (self.listed is not None and self.listed.mtime_ns) or time.time_ns()
         self._contents: dict[str, bytes] = {MARKER: marker[0]}
         """Of the files that are here already."""
         self._sizes: dict[str, int | None] = {MARKER: len(marker[0])}
@@ -179,7 +181,7 @@ class ListedDaf:
             directory = above
 
 
-def _fetch(directory: HttpDirectory, name: str, limit_bytes: int, missing: str) -> tuple[bytes, int | None]:
+def _fetch(directory: HttpDirectory, name: str, limit_bytes: int, missing: str) -> tuple[bytes, Stamp | None]:
     try:
         return directory.fetch(name, limit_bytes)
     except NotFound as error:

@@ -372,9 +372,9 @@ class Ahead:
     def _add(self, segment: _Segment) -> None:
         arriving = _Arriving(segment.stop - segment.start)
         with self._lock:
-            bisect.insort(self._segments, segment, key=_start)
-            segment.arriving = arriving
             arriving.task = self.fetchers.submit(lambda: arriving.fill(self._source, segment.start))
+            segment.arriving = arriving
+            bisect.insort(self._segments, segment, key=_start)
 
     def _collect(self, wanted: Range) -> bytes | memoryview:
         parts = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -64,22 +65,39 @@ class HttpSite:
         self.settings = settings
         self.fetchers = Fetchers(settings.connections, settings.ahead_bytes)
         self.spool = spool
+        self.spool_owner = object()
+        self.has_changed = False
+        """Whether an answer was of another version of a file than one before: nothing here is to be trusted then."""
         self.cache = None
         if settings.cache_directory is not None:
             self.cache = DiskCache(settings.cache_directory, settings.cache_directory_bytes)
         self._lock = threading.Lock()
         self._spooled: dict[tuple[str, Version], int] = {}
+        self._versions: dict[str, Version] = {}
+        # A site that was replaced by its next state goes when the last file opened from it is closed.
+        self._end = weakref.finalize(self, _end, self.client, self.fetchers, spool, self.spool_owner)
+        self._end.atexit = False
 
     def spool_number(self, url: Url, version: Version) -> int:
         """The spool's number of one version of a file."""
         with self._lock:
             return self._spooled.setdefault((url.requested, version), len(self._spooled))
 
+    def first_version(self, url: Url, version: Version) -> Version:
+        """The version of a file that was seen first, which is `version` if none was; also of files closed since then,
+        because others may remember bytes of theirs."""
+        with self._lock:
+            return self._versions.setdefault(url.requested, version)
+
     def close(self) -> None:
         """Ends all requests and threads, and gives up what was spooled."""
-        self.client.close()
-        self.fetchers.close()
-        self.spool.forget(self)
+        self._end()
+
+
+def _end(client: HttpClient, fetchers: Fetchers, spool: Spool, spool_owner: object) -> None:
+    client.close()
+    fetchers.close()
+    spool.forget(spool_owner)
 
 
 class HttpFile:
@@ -189,14 +207,21 @@ class HttpFile:
         arrived(len(buffer))
 
     def stamp(self) -> Stamp:
-        """The present state, asked anew; raises NotFound and the like."""
+        """The present state, asked anew; one that equals none where a change was seen. Raises NotFound and the like."""
+        if self._site.has_changed:
+            return Stamp(("changed",), -1, 0)
 
         def ask(deadline: float) -> Stamp:
             with self._site.client.get(self._place, Range(0, 1), deadline) as answer:
-                total = answer.total if answer.status != 200 else answer.length
-                return Stamp(tuple(answer.validators), -1 if total is None else total, answer.mtime_ns or 0)
+                return _stamp_of(answer)
 
         return self._site.client.try_often(self.name, ask)
+
+    @property
+    def first_stamp(self) -> Stamp:
+        """The state that is read, as `stamp` would have told it; may ask."""
+        total, validators = self._known_version()
+        return _stamp(validators, total, self._mtime_ns)
 
     def close(self) -> None:
         """Lets go of a copy of the whole."""
@@ -321,8 +346,13 @@ class HttpFile:
             known = self._version
             if known is None and total is not None:
                 validators = answer.validators if answer is not None else Validators("", "")
-                self._version = Version(total, validators)
-                self._mtime_ns = answer.mtime_ns if answer is not None else None
+                version = Version(total, validators)
+                first = self._site.first_version(self._place.url, version)
+                if first == version:
+                    self._version = version
+                    self._mtime_ns = answer.mtime_ns if answer is not None else None
+                else:
+                    known = first
         if known is None:
             if total is not None and self._expected_size not in (None, total):
                 raise Corrupt(
@@ -336,6 +366,7 @@ class HttpFile:
             raise self._changed("its ETag or Last-Modified is another")
 
     def _changed(self, how: str) -> SourceChanged:
+        self._site.has_changed = True
         return SourceChanged(f"{self.name}: the file on the server changed since it was first read: {how}")
 
     # The version, by asking for the file's first bytes.
@@ -403,7 +434,7 @@ class HttpFile:
     def _download_whole(self, deadline: float) -> ByteSource:
         version = self._version
         if version is not None:
-            spooled = self._site.spool.get((self._site, self._spool_number(version)), name=self.name)
+            spooled = self._site.spool.get((self._site.spool_owner, self._spool_number(version)), name=self.name)
             if spooled is not None:
                 return spooled
         with self._site.client.get(self._place, None, deadline) as answer:
@@ -435,8 +466,8 @@ class HttpFile:
         rest = _chained(first, pieces)
         number = self._spool_number(Version(-1 if size is None else size, answer.validators))
         if size is None:
-            return self._site.spool.put_stream((self._site, number), rest, name=self.name)
-        return self._site.spool.put((self._site, number), size, rest, name=self.name)
+            return self._site.spool.put_stream((self._site.spool_owner, number), rest, name=self.name)
+        return self._site.spool.put((self._site.spool_owner, number), size, rest, name=self.name)
 
     def _exactly(self, pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
         left = size
@@ -489,11 +520,11 @@ class HttpDirectory:
         """The whole of a file, by one request; raises NotFound, and Corrupt where it is larger than `limit_bytes`."""
         return self.fetch(path, limit_bytes)[0]
 
-    def fetch(self, path: str, limit_bytes: int) -> tuple[bytes, int | None]:
-        """As `read_small`, with the file's time in nanoseconds since 1970 if the server tells it."""
+    def fetch(self, path: str, limit_bytes: int) -> tuple[bytes, Stamp | None]:
+        """As `read_small`, with the state that `stamp` would have told; None where that may tell another."""
         place = Place(self._url.below(path), self._called(path), None)
 
-        def attempt(deadline: float) -> tuple[bytes, int | None]:
+        def attempt(deadline: float) -> tuple[bytes, Stamp | None]:
             with self._site.client.get(place, None, deadline) as answer:
                 if answer.status != 200:
                     raise SourceUnavailable(f"{place.name}: the server answered {answer.status}")
@@ -504,7 +535,7 @@ class HttpDirectory:
                         raise Corrupt(f"{place.name}: more than {limit_bytes} bytes, expected at most so many")
                 if not answer.is_encoded and answer.length is not None and len(data) < answer.length:
                     raise Passing(SourceUnavailable(f"{place.name}: the answer was cut short"))
-                return bytes(data), answer.mtime_ns
+                return bytes(data), None if answer.is_encoded else _stamp_of(answer)
 
         return self._site.client.try_often(place.name, attempt)
 
@@ -522,6 +553,17 @@ class HttpDirectory:
 
 def _nothing(n_bytes: int) -> None:
     """Nobody waits for a part of it."""
+
+
+def _stamp_of(answer: Answer) -> Stamp:
+    """The state of a file according to a successful answer, with a range or without."""
+    total = answer.length if answer.status == 200 else answer.total
+    return _stamp(answer.validators, -1 if total is None else total, answer.mtime_ns)
+
+
+def _stamp(validators: Validators, total: int, mtime_ns: int | None) -> Stamp:
+    # A file that grew is another one: nobody appends over HTTP.
+    return Stamp((*_comparable(validators), total), total, mtime_ns or 0)
 
 
 def _comparable(validators: Validators) -> Validators:

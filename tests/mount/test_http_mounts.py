@@ -289,6 +289,104 @@ def test_an_archive_that_is_replaced(site: Path, mounted: Mounted) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Files that change on the server
+
+LONG = "vectors/cell/long.data"
+
+
+def site_of(values: np.ndarray, is_packed: bool) -> dict[str, bytes]:
+    """The files of a server that has one data set twice, as a directory and as an archive."""
+    descriptor = {"format": "dense", "eltype": "UInt32"}
+    files = {"daf.json": b'{"version":[1,1]}\n', "axes/cell.txt": b"".join(b"%d\n" % n for n in range(len(values)))}
+    if is_packed:
+        shard = io.BytesIO()
+        write_shard(shard, values.tobytes(), values.shape, (10_000,), 4, "zstd", 1)
+        descriptor |= {"packed_format": "indexed+zipped", "chunk_shape": [10_000], "index_location": "start"}  # type: ignore[dict-item]
+        descriptor |= {"compression": "zstd"}
+        files[LONG.replace(".data", ".zip")] = shard.getvalue()
+    else:
+        files[LONG] = values.tobytes()
+    files[LONG.replace(".data", ".json")] = json.dumps(descriptor).encode()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as stream:
+        for name, data in files.items():
+            stream.writestr(name, data)
+    axes = {"axes/cell": {"n_entries": len(values)}}
+    files["metadata.json"] = json.dumps(axes | {LONG.removesuffix(".data"): descriptor}).encode()
+    return {f"x.daf/{name}": data for name, data in files.items()} | {"x.daf.zip": archive.getvalue()}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["flat", "packed"])
+def states(request: pytest.FixtureRequest) -> list[tuple[bytes, dict[str, bytes]]]:
+    """Two states of a data set: its vector's bytes, and what lies on the server. The names and sizes are the same."""
+    random = np.random.default_rng(9)
+    made = [random.integers(0, 1 << 32, 500_000, dtype="<u4") for _ in range(2)]
+    return [(values.tobytes(), site_of(values, request.param)) for values in made]
+
+
+@pytest.mark.parametrize("source", ["x.daf", "x.daf.zip"])
+@pytest.mark.parametrize("refresh", ["0", "0.1"])
+def test_a_data_set_that_is_replaced_is_shown_anew(
+    source: str, refresh: str, states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    """Without looking for changes too, for a read finds out."""
+    (old, old_files), (new, new_files) = states
+    with (
+        serving(old_files) as web,
+        mounted(f"{web.url}/{source}?key=secret", "-o", f"refresh={refresh}", expect_log=["changed|replaced"]) as shown,
+        (shown / LONG).open("rb", buffering=0) as opened,
+    ):
+        assert opened.read(4096) == old[:4096]
+        web.files, web.version = new_files, "2"
+        assert reason(lambda: [opened.read(4096) for _ in range(len(old) // 4096)]) == errno.ESTALE
+        assert (shown / LONG).read_bytes() == new
+        assert (shown / LONG).stat().st_size == len(new)
+        assert reason(lambda: os.pread(opened.fileno(), 4096, len(old) - 8192)) == errno.ESTALE
+        assert all("key=secret" in request.path for request in web.requests)
+
+
+@pytest.mark.parametrize("source", ["x.daf", "x.daf.zip"])
+def test_a_replaced_data_set_is_noticed_though_the_kernel_remembers_all_of_it(
+    source: str, states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    (old, old_files), (new, new_files) = states
+    with serving(old_files) as web, mounted(f"{web.url}/{source}", "-o", "refresh=0.1") as shown:
+        assert (shown / LONG).read_bytes() == old
+        web.files, web.version = new_files, "2"
+        found = [old]
+
+        def is_new() -> bool:
+            code = reason(lambda: found.append((shown / LONG).read_bytes()))
+            assert code in (None, errno.ESTALE)
+            return found[-1] == new
+
+        wait_until(is_new, "the new state")
+        assert set(found) == {old, new}
+
+
+def test_a_server_that_goes_away_for_a_while_changes_nothing(
+    states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    (old, files), _ = states
+
+    def fails(handler: Handler) -> bool:
+        handler.send_whole(503, b"")
+        return True
+
+    with (
+        serving(files) as web,
+        mounted(f"{web.url}/x.daf.zip", "-o", "refresh=0.05,retries=0") as shown,
+        (shown / LONG).open("rb", buffering=0) as file,
+    ):
+        assert file.read(4096) == old[:4096]
+        web.behave = fails
+        n_before = len(web.requests)
+        wait_until(lambda: len(web.requests) > n_before + 3, "some looks at the server")
+        web.behave = None
+        assert (shown / LONG).read_bytes() == old
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What is fetched
 
 
