@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import JSONDecoder
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,9 @@ class ListedDaf:
         if len(content) > limit_bytes:
             raise Corrupt(f"{self.name}/{shown(path)}: {len(content)} bytes, expected at most {limit_bytes}")
         return content
+
+    def expect(self, paths: Sequence[str]) -> None:
+        """Nothing: metadata.json holds what is small."""
 
     def stamp(self, path: str = "") -> Stamp:
         """The present state of a file, or of metadata.json for a directory, asked anew."""

@@ -108,6 +108,9 @@ class Archive(Protocol):
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """A whole file of at most `limit_bytes`; raises Corrupt for a larger one."""
 
+    def expect(self, paths: Sequence[str]) -> None:
+        """Hear that these small files will be read soon, one by one; may fetch them now. Raises nothing."""
+
     def stamp(self, path: str = "") -> Stamp:
         """The present state of a file or directory, asked anew from the source.
 

@@ -343,6 +343,7 @@ class MetadataOpener:
         return None
 
     def _entries(self) -> Iterator[tuple[str, bytes]]:
+        self._tree.layout.expect_descriptors()
         yield from self._tree.layout.metadata_entries()
         for key, descriptor in self._tree.descriptor_nodes(self._root):
             try:

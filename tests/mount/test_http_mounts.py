@@ -409,6 +409,51 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     return place, values
 
 
+def many_vectors(place: Path, n_vectors: int, n_values: int) -> Path:
+    """An archive of packed vectors that do not compress, each after its descriptor."""
+    values = np.random.default_rng(4).integers(0, 1 << 32, n_values, dtype="<u4")
+    shard = io.BytesIO()
+    write_shard(shard, values.tobytes(), values.shape, (n_values,), 4, "zstd", 1)
+    packing = {"packed_format": "indexed+zipped", "chunk_shape": [n_values], "index_location": "start"}
+    descriptor = json.dumps({"format": "dense", "eltype": "UInt32", **packing, "compression": "zstd"})
+    with zipfile.ZipFile(place / "many.daf.zip", "w") as archive:
+        archive.writestr("daf.json", '{"version":[1,1]}\n')
+        archive.writestr("axes/cell.txt", "".join(f"{n}\n" for n in range(n_values)))
+        for number in range(n_vectors):
+            archive.writestr(f"vectors/cell/v{number}.json", descriptor)
+            archive.writestr(f"vectors/cell/v{number}.zip", shard.getvalue())
+    return place / "many.daf.zip"
+
+
+@pytest.mark.parametrize(("n_vectors", "n_values", "are_near"), [(2000, 250, True), (200, 6000, False)])
+def test_descriptors_come_together_or_at_the_same_time(
+    n_vectors: int, n_values: int, are_near: bool, mounted: Mounted, tmp_path: Path
+) -> None:
+    many_vectors(tmp_path, n_vectors, n_values)
+    lock, now, most = threading.Lock(), 0, 0
+
+    def count(handler: Handler) -> bool:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        handler.send_content()
+        with lock:
+            now -= 1
+        return True
+
+    with serving(tmp_path, count, delay_s=0.01) as web, mounted(web.url + "/many.daf.zip") as shown:
+        command = ["ls", "-l", str(shown), str(shown / "vectors/cell")]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+        assert len(re.findall(rf" {4 * n_values} .* v\d+\.data", listing)) == n_vectors
+        assert len(re.findall(r" v\d+\.json", listing)) == n_vectors
+        assert len(web.requests) <= (20 if are_near else n_vectors + 20)
+        if not are_near:
+            assert most > 1
+        descriptor = json.loads((shown / "vectors/cell/v99.json").read_text())
+        assert descriptor == {"format": "dense", "eltype": "UInt32"}
+
+
 def test_columns_far_apart_cost_a_request_each(wide: tuple[Path, np.ndarray], mounted: Mounted) -> None:
     place, values = wide
     columns = [int(c) for c in np.random.default_rng(6).permutation(np.arange(0, N_COLUMNS, 6))]
