@@ -47,7 +47,8 @@ OPTIONS_HELP = """options for -o (comma-separated):
   timeout=SECONDS   longest wait for the source before a request fails (120); retries included
   decoders=N        processes that decode ahead of who reads on and on (as many as the processor has cores to spare)
   readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes, as for URLs)
-  refresh=SECONDS   how often to look whether the source changed (1; 0: never); URLs are mounted as they are
+  refresh=SECONDS   how often to look whether the source changed (1; for URLs, while in use, 60; 0: only when a file
+                    turns out to have changed)
   nonempty          mount over a directory that has entries
   uid=, gid=        owner and group of everything shown, as numbers (those of who mounts)
   umask=, fmask=, dmask=
@@ -216,7 +217,8 @@ def _serve(command: _Command, report: Report) -> int:
 
     def open_source(source: str, is_known: bool) -> Resolved:
         return resolve(
-            source,
+            # A URL as it is shown lacks what lets one in; only the root is one.
+            command.source if http_url.is_url(source) else source,
             spool=spool,
             verify=options.verify,
             is_known=is_known,
