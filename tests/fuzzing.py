@@ -48,12 +48,12 @@ class Seed(NamedTuple):
     truth: Mapping[str, bytes]
 
 
-def make_seed(compression: str) -> Seed:
+def make_seed(compression: str, n_cells: int = N_CELLS) -> Seed:
     """A data set with dense, sparse, Bool and String properties packed with one compression."""
     choose = np.random.default_rng(5)
     stored = {
         "daf.json": b'{"version":[1,1]}\n',
-        "axes/cell.txt": b"".join(b"cell-%d\n" % cell for cell in range(N_CELLS)),
+        "axes/cell.txt": b"".join(b"cell-%d\n" % cell for cell in range(n_cells)),
         "axes/gene.txt": b"".join(b"gene-%d\n" % gene for gene in range(N_GENES)),
         "scalars/organism.json": b'{"type":"String","value":"human"}\n',
         "notes.txt": b"as it is\n" * 50,
@@ -70,12 +70,12 @@ def make_seed(compression: str) -> Seed:
         else:
             truth[f"{path}.txt"] = b"".join(line + b"\n" for line in flat)
 
-    add("vectors/cell/age", "Int32", np.arange(N_CELLS, dtype="<i4").tobytes(), [N_CELLS], [128])
-    add("vectors/cell/ok", "Bool", (np.arange(N_CELLS) % 3 == 0).tobytes(), [N_CELLS], [200])
-    add("vectors/cell/type", "String", [b"type %d" % (cell % 9) for cell in range(N_CELLS)], [N_CELLS], [100])
-    fractions = choose.random((N_GENES, N_CELLS), "f4").tobytes()
-    add("matrices/cell/gene/fraction", "Float32", fractions, [N_CELLS, N_GENES], [250, 2])
-    indices = np.arange(1, N_CELLS, 7, dtype="<u4")
+    add("vectors/cell/age", "Int32", np.arange(n_cells, dtype="<i4").tobytes(), [n_cells], [128])
+    add("vectors/cell/ok", "Bool", (np.arange(n_cells) % 3 == 0).tobytes(), [n_cells], [200])
+    add("vectors/cell/type", "String", [b"type %d" % (cell % 9) for cell in range(n_cells)], [n_cells], [100])
+    fractions = choose.random((N_GENES, n_cells), "f4").tobytes()
+    add("matrices/cell/gene/fraction", "Float32", fractions, [n_cells, N_GENES], [250, 2])
+    indices = np.arange(1, n_cells, 7, dtype="<u4")
     part = {"format": "dense", "eltype": "UInt32", "n_elements": len(indices)}
     stored["vectors/cell/marked.nzind.zip"], packing = _shard(indices.tobytes(), [len(indices)], [32], compression)
     stored["vectors/cell/marked.json"] = _json({"format": "sparse", "nzind": part | packing})
