@@ -1,15 +1,19 @@
 """Mounts under mixed load for a while, every byte checked: soak.py [--seconds N]
 
 Sequential, random and mapping readers, readers that are killed, walkers, mounting and unmounting, an archive that is
-appended to, and a web server that is slow, breaks off and answers with errors now and then. Prints figures; ends with
-code 1 after a wrong byte, an error, a daemon that grew or one that did not end.
+appended to, one that is replaced, and a web server that is slow, breaks off and answers with errors now and then.
+Prints figures; ends with code 1 after a wrong byte, an error, a warning in a log, a daemon that grew or did not end.
 
-A further kind of source is one more `Served` in `start_sources`.
+A further kind of source is one more `Served` in `start_sources`. However the soak ends, nothing stays behind: what it
+starts is told to end by the kernel when the soak is gone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import faulthandler
 import mmap
 import multiprocessing
 import os
@@ -23,12 +27,15 @@ import time
 import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from web import Handler, Web
 
@@ -50,6 +57,18 @@ END_LIMIT_S = 30
 FAULT_RATE = 0.02
 """Of the answers of the web server."""
 
+DISK_CACHE = "cache-dir-size=1M"
+"""Less than what is read, so that it gives up entries all the time."""
+
+STALE = ("changed", "replaced")
+"""What the log tells of whoever holds a file of an archive that was replaced."""
+
+N_KILLED = (8, 8, 8, 200)
+REPLACED_FOR_S = 1.5
+
+MADV_POPULATE_READ = 22
+"""mman.h of Linux 5.14"""
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -61,6 +80,7 @@ class Served:
     mountpoint: Path
     server: subprocess.Popen[bytes]
     truth: Mapping[str, bytes]
+    log: Path
 
     def resident_bytes(self) -> int:
         return int(Path(f"/proc/{self.server.pid}/statm").read_text().split()[1]) * PAGE_BYTES
@@ -94,28 +114,41 @@ class Soak:
 
     def __init__(self, place: Path, seconds: float) -> None:
         self.place = place
-        self.end = time.monotonic() + seconds
+        self.seconds = seconds
+        self.end = float("inf")
         self.figures = Figures()
         self.seeds = [fuzzing.make_seed(codec, N_CELLS) for codec in ("blosc_zstd_bitshuffle", "gzip_shuffle")]
+        self.others = [self.seeds[0], fuzzing.make_seed("zstd", N_CELLS, start=1)]
         self.served: list[Served] = []
         self.growing = place / "growing.daf.zip"
+        self.replaced = place / "replaced.daf.zip"
+        self.next_states = cycle([fuzzing.as_archive(seed.stored, zipfile.ZIP_STORED) for seed in self.others[::-1]])
         self.n_appended = 0
         self.n_faults: Synchronized[int] = multiprocessing.get_context("spawn").Value("l", 0)
         self.web: SpawnProcess | None = None
+        self.children: set[subprocess.Popen[bytes]] = set()
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() > self.end or bool(self.figures.failures)
+
+    def start(self, command: Sequence[str | Path], at_the_end: str) -> subprocess.Popen[bytes]:
+        """A process that gets the signal `at_the_end` when this one is gone."""
+        child = subprocess.Popen(
+            ["setpriv", "--pdeathsig", at_the_end, *command], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self.children.add(child)
+        return child
 
     def mount(self, name: str, source: Path | str, truth: Mapping[str, bytes], *options: str) -> Served:
         """Starts a mount and waits until it can be used."""
         mountpoint = self.place / name
         mountpoint.mkdir(exist_ok=True)
         log = self.place / f"{name}.log"
-        command = [*DAFMOUNT, str(source), str(mountpoint), "-f", "--log-file", str(log), *options]
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        words = ["-o", ",".join(options)] if options else []
+        server = self.start([*DAFMOUNT, str(source), mountpoint, "-f", "--log-file", log, *words], "TERM")
         wait_until(lambda: is_mounted(mountpoint) or server.poll() is not None, "mounting")
-        return Served(name, mountpoint, server, truth)
+        return Served(name, mountpoint, server, truth, log)
 
     def unmount(self, served: Served) -> None:
         """Ends a mount as a user does; a reader that was killed may take a moment to go."""
@@ -124,6 +157,7 @@ class Soak:
             assert time.monotonic() < end, f"{served.name} cannot be unmounted"
             time.sleep(0.1)
         assert served.server.wait(END_LIMIT_S) == 0, f"{served.name} ended with {served.server.returncode}"
+        self.children.discard(served.server)
 
     def start_sources(self) -> None:
         """Everything that is mounted for the whole time."""
@@ -135,20 +169,27 @@ class Soak:
         packed = self.place / "packed.daf.zip"
         packed.write_bytes(fuzzing.as_archive(gzip.stored, zipfile.ZIP_DEFLATED))
         self.growing.write_bytes(fuzzing.as_archive(blosc.stored, zipfile.ZIP_STORED))
-        small = ("-o", "cache=4M")
+        self.replaced.write_bytes(fuzzing.as_archive(self.others[0].stored, zipfile.ZIP_STORED))
+        url = self.start_web({"x.daf.zip": fuzzing.as_archive(gzip.stored, zipfile.ZIP_STORED)})
+        disk_cache = f"cache-dir={self.place / 'fetched'}"
         self.served = [
-            self.mount("directory", directory, blosc.truth, *small),
-            self.mount("archive", packed, gzip.truth, *small),
-            self.mount("growing", self.growing, blosc.truth, "-o", "cache=4M,refresh=0.2"),
+            self.mount("directory", directory, blosc.truth, "cache=4M"),
+            self.mount("archive", packed, gzip.truth, "cache=4M", f"spool={self.place}"),
+            self.mount("growing", self.growing, blosc.truth, "cache=4M", "refresh=0.2", "verify=all"),
+            self.mount("web", f"{url}/x.daf.zip", gzip.truth, "cache=4M"),
+            self.mount("web-on-disk", f"{url}/x.daf.zip", gzip.truth, "cache=1M", disk_cache, DISK_CACHE),
         ]
-        stored = {"x.daf.zip": fuzzing.as_archive(gzip.stored, zipfile.ZIP_STORED)}
-        # In a process of its own: a page fault in this one would wait for a server that needs the interpreter's lock.
+        self.served_by_turns = self.mount("replaced", self.replaced, {}, "cache=4M", "refresh=0.2")
+
+    def start_web(self, files: Mapping[str, bytes]) -> str:
+        """The URL of a server in a process of its own: a page fault here would wait for one that needs this lock."""
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
-        self.web = spawn.Process(target=serve_badly, args=(stored, theirs, self.n_faults), daemon=True)
+        self.web = spawn.Process(target=serve_badly, args=(files, theirs, self.n_faults), daemon=True)
         self.web.start()
-        self.served.append(self.mount("web", f"{ours.recv()}/x.daf.zip", gzip.truth, *small))
-        ours.send("misbehave")
+        theirs.close()
+        self.web_pipe = ours
+        return str(ours.recv())
 
     # Kinds of load.
 
@@ -185,6 +226,7 @@ class Soak:
                 for _ in range(50):
                     at = choose.randrange(len(truth))
                     began = time.monotonic()
+                    _fault_in(mapped, at)
                     found = mapped[at : at + 5000]
                     self.figures.took(f"{served.name}: {path}", time.monotonic() - began)
                     assert found == truth[at : at + 5000], f"{served.name}: {path}: wrong bytes at {at}"
@@ -205,16 +247,16 @@ class Soak:
     def kill_readers(self, choose: random.Random) -> None:
         """Processes killed in the middle of a request."""
         served, path, _ = self._any(choose)
-        script = "while cat < \"$0\"; do :; done > /dev/null"
-        readers = [
-            subprocess.Popen(["sh", "-c", script, served.mountpoint / path], start_new_session=True) for _ in range(8)
-        ]
+        command = ["dd", f"if={served.mountpoint / path}", "of=/dev/null", "bs=512", "iflag=direct", "status=none"]
+        readers = [self.start(command, "KILL") for _ in range(choose.choice(N_KILLED))]
         time.sleep(choose.random() / 2)
         for reader in readers:
-            os.killpg(reader.pid, signal.SIGKILL)
+            reader.kill()
         for reader in readers:
             reader.wait()
+        self.children.difference_update(readers)
         self.figures.add(killed=len(readers))
+        time.sleep(1)
 
     def mount_and_unmount(self, choose: random.Random) -> None:
         """A mount from start to end."""
@@ -224,6 +266,33 @@ class Soak:
         self.unmount(served)
         self.figures.add(mounts=1)
         time.sleep(1)
+
+    def replace(self, choose: random.Random) -> None:
+        """Another archive in the place of one that is mounted."""
+        new = self.place / "new.daf.zip"
+        new.write_bytes(next(self.next_states))
+        new.rename(self.replaced)
+        self.figures.add(replaced=1)
+        time.sleep(REPLACED_FOR_S * choose.random() * 2)
+
+    def read_replaced(self, choose: random.Random) -> None:
+        """A file of an archive that is replaced: the old bytes, the new ones or ESTALE, but never some of each."""
+        path = choose.choice(sorted(path for path, data in self.others[0].truth.items() if data))
+        size, found = choose.choice((4096, 65_536, 1 << 20)), b""
+        try:
+            with (self.served_by_turns.mountpoint / path).open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while piece := file.read(size):
+                    found += piece
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            self.figures.add(stale=1)
+            states = [seed.truth[path][: len(found)] for seed in self.others]
+        else:
+            states = [seed.truth[path] for seed in self.others]
+        assert found in states, f"replaced: {path}: {len(found)} bytes that no state of the archive has"
+        self.figures.add(bytes=len(found), requests=1)
 
     def append(self, choose: random.Random) -> None:
         """A new entry in an archive that is mounted, which must show up."""
@@ -261,30 +330,45 @@ class Soak:
 
     def run(self) -> bool:
         """The load until the time is over; prints figures; whether all went well."""
-        seconds = self.end - time.monotonic()
         self.start_sources()
+        self.web_pipe.send("misbehave")
+        self.end = time.monotonic() + self.seconds
         kinds: list[Callable[[random.Random], None]] = [
             *[self.read_sequentially] * 2, *[self.read_at_random] * 2, self.map, self.walk, self.kill_readers,
-            self.mount_and_unmount, self.append,
+            self.mount_and_unmount, self.append, self.replace, self.read_replaced,
         ]  # fmt: skip
-        threads = [threading.Thread(target=self._repeat, args=(kind, at)) for at, kind in enumerate(kinds)]
+        threads = [threading.Thread(target=self._repeat, args=(kind, at), daemon=True) for at, kind in enumerate(kinds)]
         for thread in threads:
             thread.start()
-        time.sleep(seconds * WARM_UP)
-        before = [(served.resident_bytes(), served.open_files()) for served in self.served]
+        time.sleep(self.seconds * WARM_UP)
+        before = self._sizes()
         for thread in threads:
-            thread.join()
-        after = [(served.resident_bytes(), served.open_files()) for served in self.served]
-        self._report(before, after)
-        for served in self.served:
-            try:
-                self.unmount(served)
-            except AssertionError as error:
-                self.figures.failures.append(str(error))
-        self._check_logs()
+            thread.join(max(0.0, self.end - time.monotonic()) + END_LIMIT_S)
+        if any(thread.is_alive() for thread in threads):
+            self.figures.failures.append("some requests did not end")
+        self._report(before, self._sizes())
+        for served in [*self.served, self.served_by_turns]:
+            self._end(served)
         for failure in self.figures.failures:
             print(f"soak: {failure}", file=sys.stderr)
         return not self.figures.failures
+
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """Resident bytes and open files of each daemon."""
+        return {
+            served.name: (served.resident_bytes(), served.open_files())
+            for served in [*self.served, self.served_by_turns]
+        }
+
+    def _end(self, served: Served) -> None:
+        try:
+            self.unmount(served)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            self.figures.failures.append(str(error))
+        for line in served.log.read_text().splitlines():
+            is_fault = " ERROR " in line or " WARNING " in line or line.startswith("Traceback")
+            if is_fault and not (served is self.served_by_turns and any(word in line for word in STALE)):
+                self.figures.failures.append(f"{served.log.name}: {line}")
 
     def _repeat(self, kind: Callable[[random.Random], None], seed: int) -> None:
         choose = random.Random(seed)
@@ -294,40 +378,34 @@ class Soak:
             except Exception:
                 self.figures.failures.append(f"{kind.__name__}: {traceback.format_exc()}")
 
-    def _report(self, before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
+    def _report(self, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> None:
         counts = self.figures.counts
         print(
             f"{counts['bytes'] / 1e9:.2f} GB in {counts['requests']} requests checked, {counts['walks']} walks,"
             f" {counts['mounts']} mounts, {counts['killed']} readers killed, {counts['appends']} appends,"
+            f" {counts['replaced']} archives replaced ({counts['stale']} readers told so),"
             f" {self.n_faults.value} faults of the web server survived"
         )
         print(f"longest stall {self.figures.longest_stall_s:.2f} s ({self.figures.slowest})")
         if self.figures.longest_stall_s > MAX_STALL_S:
             self.figures.failures.append("a request took too long")
-        for served, (bytes_before, files_before), (bytes_after, files_after) in zip(
-            self.served, before, after, strict=True
-        ):
+        for name, (bytes_before, files_before) in before.items():
+            bytes_after, files_after = after[name]
             print(
-                f"{served.name}: {bytes_before >> 20} -> {bytes_after >> 20} MiB resident,"
+                f"{name}: {bytes_before >> 20} -> {bytes_after >> 20} MiB resident,"
                 f" {files_before} -> {files_after} open files"
             )
             if bytes_after - bytes_before > MAX_GROWTH_BYTES or files_after - files_before > MAX_MORE_FILES:
-                self.figures.failures.append(f"{served.name}: its daemon grew")
-
-    def _check_logs(self) -> None:
-        for log in self.place.glob("*.log"):
-            if log.name == "web.log":
-                continue  # it tells of the faults
-            for line in log.read_text().splitlines():
-                if " ERROR " in line or " WARNING " in line or line.startswith("Traceback"):
-                    self.figures.failures.append(f"{log.name}: {line}")
+                self.figures.failures.append(f"{name}: its daemon grew")
 
     def stop(self) -> None:
-        """Leave nothing mounted, whatever happened."""
+        """Leave nothing running and nothing mounted, whatever happened."""
+        self.end = 0.0
         for mountpoint in [path for path in self.place.iterdir() if path.is_dir() and is_mounted(path)]:
             subprocess.run(["fusermount3", "-uz", mountpoint], check=False)
-        for served in self.served:
-            served.server.kill()
+        for child in list(self.children):
+            child.kill()
+            child.wait()
         if self.web is not None:
             self.web.kill()
 
@@ -343,23 +421,60 @@ def serve_badly(files: Mapping[str, bytes], pipe: Connection, n_faults: Synchron
             return False
         with n_faults.get_lock():
             n_faults.value += 1
-        if kind < 0.25:
-            handler.send_whole(503, b"busy", Retry_After="0")
-        elif kind < 0.5:
-            handler.cut_off()
-        elif kind < 0.75:
-            handler.send_head(206, Content_Length="100000", Content_Range="bytes 0-99999/1000000")
-            handler.cut_off()
-        else:
-            time.sleep(1)
-            return False
-        return True
+        return faults[int(kind * len(faults))](handler)
 
+    faults = (_is_busy, _has_a_fault, _breaks_off, _breaks_off_half_way, _is_slow)
     with Web(files) as web:
         pipe.send(web.url)
-        pipe.recv()
-        web.behave = misbehave
-        threading.Event().wait()
+        with contextlib.suppress(EOFError):
+            pipe.recv()
+            web.behave = misbehave
+            pipe.recv()  # until the soak is gone
+
+
+def _is_busy(handler: Handler) -> bool:
+    handler.send_whole(503, b"busy", Retry_After="0")
+    return True
+
+
+def _has_a_fault(handler: Handler) -> bool:
+    handler.send_whole(500, b"<html>Something went wrong</html>")
+    return True
+
+
+def _breaks_off(handler: Handler) -> bool:
+    handler.cut_off()
+    return True
+
+
+def _breaks_off_half_way(handler: Handler) -> bool:
+    send_body = handler.send_body
+
+    def send_half(body: bytes | memoryview) -> None:
+        send_body(body[: len(body) // 2])
+        handler.cut_off()
+
+    handler.send_body = send_half  # type: ignore[method-assign]
+    return False
+
+
+def _is_slow(handler: Handler) -> bool:
+    time.sleep(1)
+    return False
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _fault_in(mapped: mmap.mmap, at: int) -> None:
+    """Raises OSError where a page cannot be read, which otherwise would end the process."""
+    start = at // PAGE_BYTES * PAGE_BYTES
+    try:
+        mapped.madvise(MADV_POPULATE_READ, start, min(3 * PAGE_BYTES, len(mapped) - start))
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel before 5.14
+            raise
 
 
 def _raise(error: OSError) -> None:
@@ -371,6 +486,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300)
     arguments = parser.parse_args()
+    faulthandler.enable()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _stop)
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as place:
         soak = Soak(Path(place), arguments.seconds)
         try:

@@ -48,9 +48,9 @@ class Seed(NamedTuple):
     truth: Mapping[str, bytes]
 
 
-def make_seed(compression: str, n_cells: int = N_CELLS) -> Seed:
-    """A data set with dense, sparse, Bool and String properties packed with one compression."""
-    choose = np.random.default_rng(5)
+def make_seed(compression: str, n_cells: int = N_CELLS, *, start: int = 0) -> Seed:
+    """A data set with dense, sparse, Bool and String properties packed with one compression; `start` makes another."""
+    choose = np.random.default_rng(5 + start)
     stored = {
         "daf.json": b'{"version":[1,1]}\n',
         "axes/cell.txt": b"".join(b"cell-%d\n" % cell for cell in range(n_cells)),
@@ -70,9 +70,9 @@ def make_seed(compression: str, n_cells: int = N_CELLS) -> Seed:
         else:
             truth[f"{path}.txt"] = b"".join(line + b"\n" for line in flat)
 
-    add("vectors/cell/age", "Int32", np.arange(n_cells, dtype="<i4").tobytes(), [n_cells], [128])
+    add("vectors/cell/age", "Int32", np.arange(start, start + n_cells, dtype="<i4").tobytes(), [n_cells], [128])
     add("vectors/cell/ok", "Bool", (np.arange(n_cells) % 3 == 0).tobytes(), [n_cells], [200])
-    add("vectors/cell/type", "String", [b"type %d" % (cell % 9) for cell in range(n_cells)], [n_cells], [100])
+    add("vectors/cell/type", "String", [b"type %d" % ((cell + start) % 9) for cell in range(n_cells)], [n_cells], [100])
     fractions = choose.random((N_GENES, n_cells), "f4").tobytes()
     add("matrices/cell/gene/fraction", "Float32", fractions, [n_cells, N_GENES], [250, 2])
     indices = np.arange(1, n_cells, 7, dtype="<u4")
