@@ -1,7 +1,8 @@
 """The properties of tests/faults/test_fuzz.py, for as long as one likes: fuzz.py [--seconds N] [--start N]
 
-Each case follows from its number alone, so that --start with the number of a failure repeats it. Also damages the small
-archives of the corpus, where that is there. Ends with code 1 at the first failure, leaving the damaged data set.
+Each case follows from its number alone, so that --start with the number of a failure repeats it; only in which order a
+web server's answers are damaged depends on threads. Also damages the small archives of the corpus, where that is there.
+Ends with code 1 at the first failure, leaving the damaged data set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import faulty_web
 import fuzzing
+from dafmount.shard.codecs import CODECS
 from dafmount.source.spool import Spool
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
@@ -73,6 +76,24 @@ def corpus_case(place: Path, choose: random.Random) -> None:
                 raise AssertionError(f"{original.name}: {path} is served with wrong bytes")
 
 
+def chunk_case(_: Path, choose: random.Random) -> None:
+    """Damaged chunks of any codec."""
+    for _n in range(100):
+        fuzzing.check_chunk(choose.choice(list(CODECS)), choose.choice((None, 1, 2, 4, 8)), choose)
+
+
+def web_case(_: Path, choose: random.Random) -> None:
+    """A web server whose answers are damaged."""
+    seed, name = choose.choice(SEEDS), choose.choice(("x.daf", "x.daf.zip"))
+    archive = fuzzing.as_archive(seed.stored, choose.choice((0, 8)))
+    files = {**faulty_web.as_web_directory(seed), "x.daf.zip": archive}
+    web = faulty_web.Web(files, choose, choose.choice((0.02, 0.3)), is_checked=name.endswith(".zip"))
+    with faulty_web.reached(web):
+        for path, found in fuzzing.served(f"http://{faulty_web.HOST}/{name}", Spool(), http=faulty_web.SETTINGS):
+            if found is not None:
+                fuzzing.check_truth(seed, path, found)
+
+
 def write_tree(root: Path, stored: dict[str, bytes]) -> Path:
     for path, data in stored.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +125,9 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     arguments = parser.parse_args()
     logging.getLogger("dafmount").setLevel(logging.CRITICAL)
-    cases: list[Case] = [archive_case, shard_case, descriptor_case, *([corpus_case] if CORPUS_TRUTH else [])]
+    cases: list[Case] = [archive_case, shard_case, descriptor_case, chunk_case, web_case]
+    if CORPUS_TRUTH:
+        cases.append(corpus_case)
     end = time.monotonic() + arguments.seconds
     number, slowest = arguments.start, 0.0
     at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

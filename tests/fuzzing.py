@@ -6,19 +6,24 @@ each file that is served has the bytes of the intact data set. Truth comes from 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dafmount.daf.http_layout import ListedDaf
 from dafmount.errors import DafmountError
+from dafmount.shard import codecs
 from dafmount.shard.codecs import CODECS
 from dafmount.shard.writer import write_shard
+from dafmount.source.http_settings import HttpSettings
 from dafmount.source.resolve import resolve
 from dafmount.source.spool import Spool
 from dafmount.tree.build import Style, build_tree
@@ -30,6 +35,8 @@ N_GENES = 7
 PIECE_BYTES = 128 * 1024
 MAX_READ_BYTES = 4 << 20
 """Of a file that claims more, only the beginning and the end are read."""
+
+MAX_CHUNK_BYTES = 1 << 20
 
 MADE_UP = ("metadata.json",)
 """Files that leave out what cannot be read, and so may have less than the truth."""
@@ -48,12 +55,12 @@ class Seed(NamedTuple):
     truth: Mapping[str, bytes]
 
 
-def make_seed(compression: str) -> Seed:
-    """A data set with dense, sparse, Bool and String properties packed with one compression."""
-    choose = np.random.default_rng(5)
+def make_seed(compression: str, n_cells: int = N_CELLS, *, start: int = 0) -> Seed:
+    """A data set with dense, sparse, Bool and String properties packed with one compression; `start` makes another."""
+    choose = np.random.default_rng(5 + start)
     stored = {
         "daf.json": b'{"version":[1,1]}\n',
-        "axes/cell.txt": b"".join(b"cell-%d\n" % cell for cell in range(N_CELLS)),
+        "axes/cell.txt": b"".join(b"cell-%d\n" % cell for cell in range(n_cells)),
         "axes/gene.txt": b"".join(b"gene-%d\n" % gene for gene in range(N_GENES)),
         "scalars/organism.json": b'{"type":"String","value":"human"}\n',
         "notes.txt": b"as it is\n" * 50,
@@ -70,12 +77,12 @@ def make_seed(compression: str) -> Seed:
         else:
             truth[f"{path}.txt"] = b"".join(line + b"\n" for line in flat)
 
-    add("vectors/cell/age", "Int32", np.arange(N_CELLS, dtype="<i4").tobytes(), [N_CELLS], [128])
-    add("vectors/cell/ok", "Bool", (np.arange(N_CELLS) % 3 == 0).tobytes(), [N_CELLS], [200])
-    add("vectors/cell/type", "String", [b"type %d" % (cell % 9) for cell in range(N_CELLS)], [N_CELLS], [100])
-    fractions = choose.random((N_GENES, N_CELLS), "f4").tobytes()
-    add("matrices/cell/gene/fraction", "Float32", fractions, [N_CELLS, N_GENES], [250, 2])
-    indices = np.arange(1, N_CELLS, 7, dtype="<u4")
+    add("vectors/cell/age", "Int32", np.arange(start, start + n_cells, dtype="<i4").tobytes(), [n_cells], [128])
+    add("vectors/cell/ok", "Bool", (np.arange(n_cells) % 3 == 0).tobytes(), [n_cells], [200])
+    add("vectors/cell/type", "String", [b"type %d" % ((cell + start) % 9) for cell in range(n_cells)], [n_cells], [100])
+    fractions = choose.random((N_GENES, n_cells), "f4").tobytes()
+    add("matrices/cell/gene/fraction", "Float32", fractions, [n_cells, N_GENES], [250, 2])
+    indices = np.arange(1, n_cells, 7, dtype="<u4")
     part = {"format": "dense", "eltype": "UInt32", "n_elements": len(indices)}
     stored["vectors/cell/marked.nzind.zip"], packing = _shard(indices.tobytes(), [len(indices)], [32], compression)
     stored["vectors/cell/marked.json"] = _json({"format": "sparse", "nzind": part | packing})
@@ -148,6 +155,32 @@ def _place(length: int, choose: random.Random) -> int:
     return choose.randrange(length)
 
 
+def check_chunk(compression: str, itemsize: int | None, choose: random.Random) -> None:
+    """Decodes a damaged chunk in every way: its bytes or our error, and not a byte outside of the room given for it."""
+    raw = choose.randbytes(choose.randrange(64)) * choose.randrange(1, 200)
+    payload, crc, stated = codecs.encode_chunk(compression, choose.randrange(1, 10), itemsize, raw)
+    bad = damaged(payload, choose)
+    decoder = codecs.make_decoder(compression, itemsize, None, True, "x")
+    if decoder.zip_method == codecs.METHOD_STORED:
+        stated = len(bad)
+    believed = decoder.zip_method == codecs.METHOD_STORED and choose.random() < 0.5
+    if believed:  # as by somebody who means it
+        crc = zlib.crc32(bad)
+    expected = None if itemsize is None else len(raw)
+    found = []
+    with contextlib.suppress(DafmountError):
+        found.append(decoder.decode(bad, decoder.zip_method, crc, stated, expected, MAX_CHUNK_BYTES, "x"))
+    if expected is not None:
+        out = bytearray(b"\xaa" * (expected + 200))
+        with contextlib.suppress(DafmountError):
+            decoder.decode_into(bad, out, 100, decoder.zip_method, crc, stated, expected, "x")
+            found.append(out[100 : 100 + expected])
+        assert out[:100] == out[100 + expected :] == b"\xaa" * 100, f"{compression}: written outside of the chunk"
+    for data in found:
+        assert believed or data == raw, f"{compression}: {len(data)} wrong bytes"
+        assert len(data) <= MAX_CHUNK_BYTES if expected is None else len(data) == expected
+
+
 ODD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 7, 2**31, 2**32, 2**53, 2**60, 2**63, 2**64, 1e300, "", "x", "UInt8", "String", "Float64",
     "zipped", "gzip", "zstd", "sparse", [], [0], [1], [2**40], [1, 1], [2**20, 2**20], [2**60, 2**60], {}, {"nzind": 3},
@@ -166,13 +199,15 @@ def odd_descriptor(raw: bytes, choose: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-def served(source: Path, spool: Spool, verify: str = "auto", layout: str = "1.1") -> Iterator[tuple[str, bytes | None]]:
+def served(
+    source: Path | str, spool: Spool, verify: str = "auto", layout: str = "1.1", http: HttpSettings | None = None
+) -> Iterator[tuple[str, bytes | None]]:
     """Path and bytes of every file that a mount would show; None for one that cannot be read, or only in part.
 
     Any error but this package's, or one of the system, comes out.
     """
     try:
-        resolved = resolve(str(source), spool=spool, verify=verify)
+        resolved = resolve(str(source), spool=spool, verify=verify, http=http, list_directory=ListedDaf)
     except (DafmountError, OSError) as error:
         _check_message(error)
         return

@@ -251,6 +251,7 @@ def _serve(command: _Command, report: Report) -> int:
             ownership,
             size,
             cache,
+            spool,
             options,
             ready,
             ends_on_hangup=in_terminal,

@@ -32,6 +32,7 @@ from dafmount.mount.reporter import Reporter
 from dafmount.mount.statistics import Statistics
 from dafmount.options import KIB, Options
 from dafmount.source.http_url import is_url
+from dafmount.source.spool import Spool
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.live import Live
 from dafmount.tree.nodes import OpenContents
@@ -79,6 +80,7 @@ def serve(
     ownership: Ownership,
     source_bytes: int,
     cache: ChunkCache,
+    spool: Spool,
     options: Options,
     ready: Callable[[], None],
     *,
@@ -95,6 +97,7 @@ def serve(
     _reuse_memory()
     gc.set_threshold(GARBAGE_EVERY)
     contents = OpenContents(IDLE_CONTENTS)
+    spool.relieve = contents.drop_idle
     statistics = Statistics()
     reporter = Reporter(source, mountpoint, statistics, cache)
     offload = Offload(N_THREADS, options.timeout_s)

@@ -288,12 +288,6 @@ class Decoder:
             kind = "zstd"
         return PreparedRun(self, block, starts.tolist(), chunks, chunks.crc.tolist(), chunk_bytes, kind)
 
-    def decode_indexed(
-        self, payload: bytes | memoryview, expected_bytes: int | None, max_bytes: int, where: Where
-    ) -> bytes | bytearray:
-        """The raw chunk of a range from the Zarr index, which states neither size nor CRC. Raises CorruptShard."""
-        return self._decode_stored(payload, expected_bytes, max_bytes, where)
-
     def raw_size(
         self, head: bytes | memoryview, stored_bytes: int, raw_bytes_in_directory: int, where: Where
     ) -> int | None:

@@ -420,6 +420,27 @@ _HEADER_COLUMNS = np.array([0, 1, 2, 3, 26, 27, 28, 29], np.int64)  # signature,
 _HEADER_SIGNATURE = np.frombuffer(_LOCAL_SIGNATURE_BYTES, np.uint8)
 
 
+def last_entry_range(first_entry: bytes, end: End) -> tuple[int, int] | None:
+    """Offset and length in the shard of the last entry up to the end of a `codec.json`'s name; see `is_codec_json`.
+
+    None where the entries before it, which are as long as the first, leave no room for it.
+    """
+    if len(first_entry) < CENTRAL_ENTRY_BYTES:
+        return None
+    skipped = (end.n_entries - 1) * (CENTRAL_ENTRY_BYTES + sum(_CENTRAL.unpack_from(first_entry)[10:13]))
+    length = CENTRAL_ENTRY_BYTES + len(_CODEC_JSON_NAME)
+    if end.n_entries == 0 or skipped + length > end.directory_bytes:
+        return None
+    return end.directory_offset + skipped, length
+
+
+def is_codec_json(entry: bytes) -> bool:
+    """Whether an entry of the directory, at least the bytes that `last_entry_range` names, is that of `codec.json`."""
+    fields = _CENTRAL.unpack_from(entry)
+    is_of_its_length = fields[0] == _CENTRAL_SIGNATURE and fields[10] == len(_CODEC_JSON_NAME)
+    return is_of_its_length and entry[CENTRAL_ENTRY_BYTES:].startswith(_CODEC_JSON_NAME)
+
+
 def codec_json_entry_range(end: End, stride: Stride, n_chunks: int) -> tuple[int, int] | None:
     """Offset and length in the shard of the directory's entry after the chunks', None where there is none.
 

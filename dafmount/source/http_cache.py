@@ -155,7 +155,8 @@ class DiskCache:
         if size > self._limit_bytes or not self._make_room(size):
             return
         place = self._directory / key
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
         with self._lock:
             self._count += 1
             count = self._count

@@ -427,8 +427,38 @@ def _shut_down(connection: urllib3.connection.HTTPConnection | None) -> None:
 _this_thread = threading.local()
 
 
+class _WholeLines:
+    """A connection's stream, of which a head that ends before its blank line is not taken for a whole one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int = -1) -> bytes:
+        line: bytes = self._stream.readline(limit)
+        if not line:
+            raise http.client.RemoteDisconnected("the head of the answer was cut short")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Response(http.client.HTTPResponse):
+    """Python's own takes what has come when the connection ends for the whole head, and nothing for the body."""
+
+    def begin(self) -> None:
+        stream: Any = self.fp
+        whole: Any = _WholeLines(stream)
+        self.fp = whole
+        super().begin()
+        if self.fp is whole:
+            self.fp = stream
+
+
 class _Connection(urllib3.connection.HTTPConnection):
     """Tells the watch which connection a request uses."""
+
+    response_class = _Response
 
     def connect(self) -> None:
         _note(self)
@@ -441,6 +471,8 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 class _TlsConnection(urllib3.connection.HTTPSConnection):
     """Tells the watch which connection a request uses."""
+
+    response_class = _Response
 
     def connect(self) -> None:
         _note(self)

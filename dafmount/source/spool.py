@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from dafmount.errors import CorruptArchive, ShortRead, SourceUnavailable, SpoolFull
@@ -58,6 +58,8 @@ class Spool:
         self._copies: OrderedDict[SpoolKey, _Copy] = OrderedDict()
         self._used_bytes = 0
         self._n_files = 0
+        self.relieve: Callable[[], None] | None = None
+        """Called, without the lock, where all copies are in use: closes those that are kept open for later only."""
 
     @property
     def used_bytes(self) -> int:
@@ -157,19 +159,30 @@ class Spool:
                 f"{shown(name)}: {size} bytes when decompressed, the spool holds {self._limit_bytes}; "
                 "a larger one is given by -o spool-size="
             )
+        if self._has_made_room(size):
+            return
+        if self.relieve is not None:
+            self.relieve()
+            if self._has_made_room(size):
+                return
+        raise SpoolFull(
+            f"{shown(name)}: no room for {size} decompressed bytes, {self._n_files} files with {self._used_bytes} "
+            f"bytes are in use (at most {self._max_files} files, {self._limit_bytes} bytes); "
+            "a larger spool is given by -o spool-size="
+        )
+
+    def _has_made_room(self, size: int) -> bool:
+        """Whether there is room for `size` bytes, now counted as used, be it that other copies are given up for it."""
         given_up = []  # freed after the lock: freeing gigabytes takes the file system a while
         with self._lock:
             while self._used_bytes + size > self._limit_bytes or self._n_files >= self._max_files:
                 oldest = next((key for key, copy in self._copies.items() if not copy.n_open), None)
                 if oldest is None:
-                    raise SpoolFull(
-                        f"{shown(name)}: no room for {size} decompressed bytes, {self._n_files} files with "
-                        f"{self._used_bytes} bytes are in use (at most {self._max_files} files, {self._limit_bytes} "
-                        "bytes); a larger spool is given by -o spool-size="
-                    )
+                    return False
                 given_up.append(self._discount(self._copies.pop(oldest)))
             self._used_bytes += size
             self._n_files += 1
+        return True
 
     def _release(self, size: int) -> None:
         with self._lock:

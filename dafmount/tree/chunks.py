@@ -108,9 +108,9 @@ class _Opened:
     """What the shard's own tail says."""
 
     end: directory.End
-    stride: directory.Stride | None
-    """None where the directory lacks the absent chunks; then `index` tells."""
-    index: directory.Index | None
+    stride: directory.Stride
+    entries: NDArray[np.int64] | None
+    """Which entry of the directory each chunk has, -1 where it is absent; None where each has that of its number."""
     decoder: codecs.Decoder
 
 
@@ -133,17 +133,18 @@ class ShardReader:
         """As `read`, but raises WouldWait rather than wait for bytes."""
         if len(chunks) == 1:
             opened = self._open(self._source_nowait)
-            if opened.stride is not None:
-                return [self._read_one_nowait(chunks[0], opened, opened.stride)]
+            if opened.entries is None:
+                return [self._read_one(chunks[0], chunks[0], opened, self._source_nowait)]
         return self._read(chunks, self._source_nowait)
 
     def raw_sizes(self) -> NDArray[np.int64]:
         """The bytes of every raw chunk, without decoding any where the codec allows it."""
         n_chunks = self.spec.n_chunks
         opened = self._open(self.source.read)  # raises where the shard cannot have so many chunks
-        if opened.index is not None:
-            raise CorruptShard(f"{self.name}: its directory lists {opened.end.n_entries} of {n_chunks} chunks")
         sizes = np.zeros(n_chunks, np.int64)
+        if opened.entries is not None:
+            sizes[:] = [len(self._read_sparse(chunk, opened, self.source.read)) for chunk in range(n_chunks)]
+            return sizes
         for first in range(0, n_chunks, BLOCK_ENTRIES):
             block = self._block(first // BLOCK_ENTRIES, opened, self.source.read)
             sizes[first : first + len(block.crc)] = self._raw_sizes(first, block, opened.decoder)
@@ -173,8 +174,8 @@ class ShardReader:
 
     def _read(self, chunks: Sequence[int], read_at: ReadAt) -> list[Raw]:
         opened = self._open(read_at)
-        if opened.index is not None:
-            return [self._read_by_index(chunk, opened, opened.index, read_at) for chunk in chunks]
+        if opened.entries is not None:
+            return [self._read_sparse(chunk, opened, read_at) for chunk in chunks]
         raws: list[Raw] = []
         for block, first, numbers in self._by_block(chunks, opened, read_at):
             if self.spec.chunk_bytes is None:
@@ -183,11 +184,14 @@ class ShardReader:
                 raws.extend(self._read_numbers(self.spec.chunk_bytes, block, first, numbers, opened, read_at))
         return raws
 
-    def _read_one_nowait(self, chunk: int, opened: _Opened, stride: directory.Stride) -> Raw:
-        """A chunk by itself, as random access asks for: with bytes at hand two short reads cost less than arrays do."""
-        name, read_at, end = self.name, self._source_nowait, opened.end
+    def _read_one(self, chunk: int, at: int, opened: _Opened, read_at: ReadAt) -> Raw:
+        """A chunk by itself, which has entry `at` of the directory, as random access asks for.
+
+        With bytes at hand two short reads cost less than arrays do.
+        """
+        name, stride, end = self.name, opened.stride, opened.end
         where = f"{name}: chunk {chunk}"
-        line = read_at(end.directory_offset + chunk * stride.entry_bytes, stride.entry_bytes)
+        line = read_at(end.directory_offset + at * stride.entry_bytes, stride.entry_bytes)
         entry = directory.parse_entry(line, stride, chunk, name)
         stop = min(entry.header_offset + entry.stored_bytes + stride.header_hint, end.directory_offset)
         data = read_at(entry.header_offset, stop - entry.header_offset)
@@ -204,11 +208,9 @@ class ShardReader:
         assert self.spec.chunk_bytes is not None
         opened = self._open(read_at)
         out = np.empty(buffer_bytes, np.uint8).data  # unlike a bytearray not zeroed first
-        if opened.index is not None:
+        if opened.entries is not None:
             for at, place in enumerate(places):
-                out[place : place + self.spec.chunk_bytes] = self._read_by_index(
-                    first + at, opened, opened.index, read_at
-                )
+                out[place : place + self.spec.chunk_bytes] = self._read_sparse(first + at, opened, read_at)
             return out
         chunk, stop = first, first + len(places)
         while chunk < stop:
@@ -378,21 +380,18 @@ class ShardReader:
             )
         return raws
 
-    def _read_by_index(self, chunk: int, opened: _Opened, index: directory.Index, read_at: ReadAt) -> Raw:
+    def _read_sparse(self, chunk: int, opened: _Opened, read_at: ReadAt) -> Raw:
         """A chunk of a shard whose directory leaves the absent chunks out."""
-        offset, length = int(index.offset[chunk]), int(index.length[chunk])
-        where = f"{self.name}: chunk {chunk}"
-        if offset < 0:
+        assert opened.entries is not None
+        at = int(opened.entries[chunk])
+        if at < 0:
             return bytes(self.spec.chunk_bytes) if self.spec.chunk_bytes is not None else self.spec.absent_strings
-        payload = memoryview(read_at(offset, length))
-        DECODED.n_chunks += 1
-        return opened.decoder.decode_indexed(payload, self.spec.chunk_bytes, self.spec.max_chunk_bytes, where)
+        return self._read_one(chunk, at, opened, read_at)
 
     def _block(self, number: int, opened: _Opened, read_at: ReadAt) -> directory.Chunks:
         block = self._blocks.get(number)
         if block is not None:
             return block
-        assert opened.stride is not None
         first = number * BLOCK_ENTRIES
         n = min(BLOCK_ENTRIES, self.spec.n_chunks - first)
         stride = opened.stride.entry_bytes
@@ -434,22 +433,46 @@ class ShardReader:
         spec, size = self.spec, self.source.size
         tail_bytes = min(directory.TAIL_BYTES, size)
         end = directory.parse_end(read_at(size - tail_bytes, tail_bytes), size, self.name)
-        stride = index = codec_json = None
-        if end.n_entries < spec.n_chunks and spec.packing.packed_format == "indexed+zipped":
-            length = directory.index_bytes(spec.n_chunks)
-            if length > size:
-                raise CorruptShard(f"{self.name}: {size} bytes cannot hold the index of {spec.n_chunks} chunks")
-            index = directory.parse_index(read_at(0, length), spec.n_chunks, size, self.name)
-        else:
-            first = read_at(end.directory_offset, min(4096, end.directory_bytes))
-            stride = directory.parse_stride(first, end, spec.n_chunks, self.name)
-            if codecs.needs_codec_json(spec.packing.compression, spec.itemsize):
-                codec_json = self._codec_json(end, stride, read_at)
+        first = read_at(end.directory_offset, min(4096, end.directory_bytes))
+        n_listed = self._n_listed(first, end, read_at)
+        stride = directory.parse_stride(first, end, n_listed, self.name)
+        entries = self._entries(n_listed, read_at) if n_listed < spec.n_chunks else None
+        codec_json = None
+        if codecs.needs_codec_json(spec.packing.compression, spec.itemsize):
+            codec_json = self._codec_json(end, stride, n_listed, read_at)
         decoder = codecs.make_decoder(spec.packing.compression, spec.itemsize, codec_json, spec.verify, self.name)
-        return _Opened(end, stride, index, decoder)
+        return _Opened(end, stride, entries, decoder)
 
-    def _codec_json(self, end: directory.End, stride: directory.Stride, read_at: ReadAt) -> bytes | None:
-        place = directory.codec_json_entry_range(end, stride, self.spec.n_chunks)
+    def _n_listed(self, first_entry: bytes, end: directory.End, read_at: ReadAt) -> int:
+        """How many chunks the directory lists: all, or those that the Zarr index does not call absent."""
+        spec, n_chunks = self.spec, self.spec.n_chunks
+        # Only shards of stored chunks end with codec.json, which may stand where an absent chunk is missing.
+        is_stored = codecs.find_codec(spec.packing.compression, self.name).zip_method == codecs.METHOD_STORED
+        n_expected = n_chunks + 1 if is_stored else n_chunks
+        if end.n_entries >= n_expected or spec.packing.packed_format != "indexed+zipped":
+            return n_chunks
+        place = directory.last_entry_range(first_entry, end)
+        ends_with_codec_json = place is not None and directory.is_codec_json(read_at(*place))
+        return end.n_entries - ends_with_codec_json
+
+    def _entries(self, n_listed: int, read_at: ReadAt) -> NDArray[np.int64]:
+        """Which entry of the directory each chunk has, -1 for one that is absent."""
+        n_chunks, size = self.spec.n_chunks, self.source.size
+        length = directory.index_bytes(n_chunks)
+        if length > size:
+            raise CorruptShard(f"{self.name}: {size} bytes cannot hold the index of {n_chunks} chunks")
+        is_present = directory.parse_index(read_at(0, length), n_chunks, size, self.name).offset >= 0
+        n_present = int(is_present.sum())
+        if n_present != n_listed:
+            raise CorruptShard(
+                f"{self.name}: its directory lists {n_listed} chunks, its Zarr index {n_present} of {n_chunks}"
+            )
+        return np.where(is_present, np.cumsum(is_present) - 1, -1)
+
+    def _codec_json(
+        self, end: directory.End, stride: directory.Stride, n_listed: int, read_at: ReadAt
+    ) -> bytes | None:
+        place = directory.codec_json_entry_range(end, stride, n_listed)
         if place is None:
             return None
         entry = directory.parse_codec_json_entry(read_at(*place), end, self.name)

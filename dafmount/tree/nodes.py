@@ -336,6 +336,14 @@ class OpenContents:
         if content is not None:
             self._close(file.number, content)
 
+    def drop_idle(self) -> None:
+        """Close all that nobody uses; may block."""
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+        for number, content in idle.items():
+            self._opened_at_once.discard(number)
+            content.close()
+
     def spoil(self, file: File) -> None:
         """Reads of this file, open or not, fail from now on: what it was read from is another."""
         with self._lock:

@@ -133,3 +133,10 @@ def test_without_metadata_it_says_how_to_make_one(web: Web) -> None:
 def test_metadata_that_is_none(web: Web, metadata: bytes) -> None:
     with pytest.raises(CorruptDescriptor):
         listed(web, metadata)
+
+
+def test_metadata_of_more_than_its_limit_is_not_read(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dafmount.daf.http_layout.MAX_METADATA_BYTES", 500)
+    with pytest.raises(Corrupt, match="more than 500 bytes"):
+        listed(web, json.dumps(METADATA).encode() + bytes(50_000_000))
+    assert web.sent_bytes < 20_000_000

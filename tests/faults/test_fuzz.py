@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import faulty_web
 import fuzzing
+from dafmount.shard.codecs import CODECS
 from dafmount.source.spool import Spool
 
 SEEDS = {seed.name: seed for seed in fuzzing.seeds()}
@@ -91,6 +93,41 @@ def test_odd_descriptors_raise_only_our_errors_and_take_little_memory(
             stored[path] = fuzzing.odd_descriptor(stored[path], choose)
     source = write_tree(tmp_path / "x.daf", stored)
     assert peak_bytes(lambda: list(fuzzing.served(source, Spool(), layout=layout))) < MAX_MEMORY_BYTES
+
+
+@many
+@given(st.sampled_from(sorted(CODECS)), st.sampled_from([None, 1, 2, 4, 8]), random_numbers)
+def test_a_damaged_chunk_is_its_bytes_or_an_error(
+    compression: str, itemsize: int | None, choose: random.Random
+) -> None:
+    for _ in range(20):
+        fuzzing.check_chunk(compression, itemsize, choose)
+
+
+@pytest.mark.parametrize("name", ["x.daf", "x.daf.zip"])
+def test_an_intact_web_server_is_served_in_full(name: str) -> None:
+    truth = dict(SEEDS["zstd"].truth)
+    if name == "x.daf":
+        del truth["notes.txt"]  # what no descriptor speaks of cannot be known to be there
+    found = dict(served_by(0.0, name, random.Random(1)))
+    del found["metadata.json"]
+    assert found == truth
+
+
+@many
+@given(st.sampled_from(["x.daf", "x.daf.zip"]), random_numbers, st.sampled_from([0.02, 0.3]))
+@pytest.mark.usefixtures("quiet")
+def test_a_web_server_with_faults_serves_the_truth_or_an_error(name: str, choose: random.Random, rate: float) -> None:
+    for path, found in served_by(rate, name, choose):
+        if found is not None:
+            fuzzing.check_truth(SEEDS["zstd"], path, found)
+
+
+def served_by(rate: float, name: str, choose: random.Random) -> list[tuple[str, bytes | None]]:
+    files = {**faulty_web.as_web_directory(SEEDS["zstd"]), "x.daf.zip": ARCHIVES["zstd", zipfile.ZIP_STORED]}
+    web = faulty_web.Web(files, choose, rate, is_checked=name.endswith(".zip"))
+    with faulty_web.reached(web):
+        return list(fuzzing.served(f"http://{faulty_web.HOST}/{name}", Spool(), http=faulty_web.SETTINGS))
 
 
 @many

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,3 +276,17 @@ def test_ten_thousand_names_are_listed_in_full_by_two_readers_at_once(tmp_path: 
         seen = [(entry.name, other.name) for entry, other in zip(one, two, strict=True)]
         assert [len(seen), {name for name, _ in seen}, {name for _, name in seen}] == [len(names), names, names]
         assert run("ls", "-l", shown / "notes").count(b"\n") == len(names) + 1
+
+
+def test_compressed_entries_that_the_spool_holds_one_at_a_time_are_read_one_after_the_other(
+    mounted: Mounted, tmp_path: Path
+) -> None:
+    archive = tmp_path / "x.daf.zip"
+    notes = {f"note-{number}.txt": bytes([number]) * 600_000 for number in range(5)}
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as stream:
+        stream.writestr("daf.json", '{"version":[1,1]}\n')
+        for name, data in notes.items():
+            stream.writestr(name, data)
+    with mounted(archive, "-o", f"spool={tmp_path},spool-size=1M") as shown:
+        for name, data in notes.items():
+            assert (shown / name).read_bytes() == data

@@ -436,6 +436,23 @@ def test_an_answer_that_ends_half_way_is_continued(open_url: Open, fault: Behavi
             assert first.range[0] < second.range[0]
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_head_that_ends_half_way_is_no_answer(open_url: Open, ranges: bool) -> None:
+    head = b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 10\r\n\r\n"
+    if ranges:
+        head = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n"
+
+    def cut(handler: Handler) -> bool:
+        handler.wfile.write(head[: next(places)])
+        handler.close_connection = True
+        return True
+
+    places = iter(range(1, len(head)))
+    for _ in range(1, len(head)):
+        with behaving(first_requests(1, cut)) as web:
+            assert open_url(web.url + "/small").read(0, 10) == b"0123456789"
+
+
 def test_the_time_to_wait_is_the_servers(open_url: Open) -> None:
     for value in ("1", ""):
         value = value or email.utils.formatdate(time.time() + 2, usegmt=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -50,11 +51,16 @@ def test_another_mount_sees_it(cache: DiskCache, tmp_path: Path) -> None:
     assert other.get(KEY, Range(20, 30)) == DATA[20:30]
 
 
-def test_the_directory_is_private(cache: DiskCache, tmp_path: Path) -> None:
-    cache.put(KEY, 0, DATA[:100])
+def test_the_directory_is_private_whatever_the_umask(cache: DiskCache, tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        cache.put(KEY, 0, DATA[:100])
+    finally:
+        os.umask(umask)
     (file,) = (tmp_path / "cache" / KEY).iterdir()
-    assert file.stat().st_mode & 0o077 == 0
-    assert file.parent.stat().st_mode & 0o077 == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
 def test_it_stays_within_its_limit_and_gives_up_what_was_used_longest_ago(tmp_path: Path) -> None:

@@ -198,3 +198,15 @@ def test_the_same_key_put_twice_at_once_is_kept_once(place: Path) -> None:
         thread.join(30)
     assert found == [b"abcdef"] * 2
     assert spool.used_bytes == 6
+
+
+def test_copies_kept_open_for_later_are_let_go_before_the_spool_is_full(place: Path) -> None:
+    spool = Spool(place, 100)
+    kept = put(spool, 1, bytes(60))
+    spool.relieve = kept.close
+    file = put(spool, 2, b"x" * 60)
+    assert content(file) == b"x" * 60
+    assert spool.get(("a", 1), name="x: 1") is None
+    with pytest.raises(SpoolFull, match=r"^x: 3: no room for 60 decompressed bytes, 1 files with 60 bytes are in use"):
+        put(spool, 3, bytes(60))
+    assert spool.used_bytes == 60

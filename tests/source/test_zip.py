@@ -177,6 +177,18 @@ def test_links_in_archives_that_zip_made(tree: Path, open_zip: OpenZip) -> None:
     assert [entry.name for entry in archive.listdir("deep")] == ["er", "numbers.txt", "to-dir"]
 
 
+def test_no_more_links_are_followed_than_the_limit(
+    tree: Path, open_zip: OpenZip, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(5):
+        (tree / f"link-{n}").symlink_to("deep/numbers.txt")
+    subprocess.run(["zip", "-qry", "../t.zip", "."], cwd=tree, check=True)
+    monkeypatch.setattr("dafmount.source.zip._MAX_LINKS", 3)
+    archive = open_zip(tree.parent / "t.zip")
+    assert len([entry for entry in archive.listdir("") if entry.name.startswith("link-")]) == 3
+    assert "left out" in caplog.text
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # How entries are read
 

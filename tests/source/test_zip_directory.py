@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dafmount.errors import CorruptArchive, EmptyFile, NotADaf, NotFound, UnsupportedFormat
+from dafmount.source import zip_directory
 from dafmount.source.base import ByteSource, Entry, Range
 from dafmount.source.zip_directory import ZipDirectory, read_directory
 from dafmount.source.zip_entries import MemorySource
@@ -374,6 +375,21 @@ def test_backslashes_are_separators_only_in_names_that_dos_made_without_slashes(
 def test_the_depth_and_number_of_directories_one_name_costs_is_bounded() -> None:
     names = ["/".join("d" * 30_000) + str(i) for i in range(3)]
     assert files(directory_of(zipped(*names, "a"))) == ["a"]
+
+
+def test_the_names_of_directories_take_no_more_than_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = zipped(*(f"{n}/{'d' * 200}/f" for n in range(50)))
+    assert len(files(directory_of(data))) == 50
+    monkeypatch.setattr(zip_directory, "_MAX_PATH_BYTES", 5_000)
+    with pytest.raises(UnsupportedFormat, match="paths of its directories take more than 5000 bytes"):
+        files(directory_of(data))
+
+
+def test_a_directory_of_more_than_its_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = zipped(*(f"name-{n}" for n in range(100)))
+    monkeypatch.setattr(zip_directory, "_MAX_DIRECTORY_BYTES", 4_000)
+    with pytest.raises(UnsupportedFormat, match="supported are 4000"):
+        directory_of(data)
 
 
 @pytest.mark.parametrize("path", ["gone", "a", "d/gone", "d/b/", "/d", ".", "d/../d"])

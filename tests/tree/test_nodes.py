@@ -143,3 +143,24 @@ def test_only_what_was_opened_at_once_is_closed_at_once(at_once: bool) -> None:
     assert isinstance(content, WatchedLiteral)
     contents.release(file)
     assert (content.closed_by.result(30) == threading.get_ident()) is at_once
+
+
+def test_what_nobody_uses_can_be_closed_without_disturbing_what_is_used() -> None:
+    root = tree(["used", "idle"], Opener(at_once=False))
+    first = root.children()["first"]
+    assert isinstance(first, Directory)
+    table, contents = NodeTable(root), OpenContents(10)
+    opened = {}
+    for name in ("used", "idle"):
+        file = first.children()[name]
+        assert isinstance(file, File)
+        table.remember(file)
+        opened[name] = contents.acquire(file)
+    contents.release(file)
+    contents.drop_idle()
+    used, idle = opened["used"], opened["idle"]
+    assert isinstance(used, WatchedLiteral)
+    assert isinstance(idle, WatchedLiteral)
+    assert idle.closed_by.result(0) == threading.get_ident()
+    assert not used.closed_by.done()
+    assert contents.acquire(file) is not idle
