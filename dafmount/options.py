@@ -68,8 +68,12 @@ class Options:
     """How far the kernel reads ahead, where this process may say so (`readahead=`; 0: as the kernel likes)."""
     http_readahead_bytes: int = 0
     """The same where the source is a URL: what the kernel reads ahead for nobody is fetched too."""
+    decoders: int | None = None
+    """Processes that decode ahead of who reads on and on (`decoders=`); None: as many as the machine has room for."""
     refresh_s: float = 1.0
-    """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when opening a file shows it."""
+    """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when a file shows it."""
+    http_refresh_s: float = 60.0
+    """The same where the source is a URL, which is asked only while it is used."""
     nonempty: bool = False
     """Whether the mount point may have entries, which the mount hides (`nonempty`)."""
     uid: int | None = None
@@ -91,7 +95,12 @@ class Options:
         """These settings with those that are others where the source is a URL in their place."""
         if not is_url(source):
             return self
-        return replace(self, cache_bytes=self.http_cache_bytes, readahead_bytes=self.http_readahead_bytes)
+        return replace(
+            self,
+            cache_bytes=self.http_cache_bytes,
+            readahead_bytes=self.http_readahead_bytes,
+            refresh_s=self.http_refresh_s,
+        )
 
 
 def parse_options(words: Iterable[str], environment: Mapping[str, str]) -> Options:
@@ -142,7 +151,8 @@ def _apply(options: Options, word: str) -> Options:
             raise UsageError(f"option {name!r} needs a value: {name}=...")
         return replace(options, http=http_setter(options.http, value))
     if name in _HTTP_TWINS and value:
-        options = replace(options, **{_HTTP_TWINS[name]: parse_size(name, value)})  # type: ignore[arg-type]
+        twin, parse_twin = _HTTP_TWINS[name]
+        options = replace(options, **{twin: parse_twin(name, value)})  # type: ignore[arg-type]
     if name == "password":
         raise UsageError(f"a password would be seen by everyone: use password-file=FILE, or {PASSWORD_VARIABLE}")
     setter = _SETTERS.get(name)
@@ -228,6 +238,7 @@ _SETTERS: dict[str, tuple[str, _Parser | None]] = {
     "verify": ("verify", _choice(VERIFY)),
     "timeout": ("timeout_s", _seconds),
     "readahead": ("readahead_bytes", parse_size),
+    "decoders": ("decoders", _number),
     "refresh": ("refresh_s", _pause),
     "nonempty": ("nonempty", None),
     "uid": ("uid", _number),
@@ -256,7 +267,11 @@ def _small_number(name: str, text: str, least: int, most: int) -> int:
     return number
 
 
-_HTTP_TWINS = {"cache": "http_cache_bytes", "readahead": "http_readahead_bytes"}
+_HTTP_TWINS: dict[str, tuple[str, _Parser]] = {
+    "cache": ("http_cache_bytes", parse_size),
+    "readahead": ("http_readahead_bytes", parse_size),
+    "refresh": ("http_refresh_s", _pause),
+}
 """Words that set two fields, whose defaults differ where the source is a URL."""
 
 _HTTP_SETTERS: dict[str, Callable[[HttpSettings, str], HttpSettings]] = {

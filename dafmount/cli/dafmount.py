@@ -45,8 +45,10 @@ OPTIONS_HELP = """options for -o (comma-separated):
   shards            show the packed shards beside the flat files
   verify=WHAT       checksums to check: off, auto, all (auto)
   timeout=SECONDS   longest wait for the source before a request fails (120); retries included
+  decoders=N        processes that decode ahead of who reads on and on (as many as the processor has cores to spare)
   readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes, as for URLs)
-  refresh=SECONDS   how often to look whether the source changed (1; 0: never); URLs are mounted as they are
+  refresh=SECONDS   how often to look whether the source changed (1; for URLs, while in use, 60; 0: only when a file
+                    turns out to have changed)
   nonempty          mount over a directory that has entries
   uid=, gid=        owner and group of everything shown, as numbers (those of who mounts)
   umask=, fmask=, dmask=
@@ -207,6 +209,7 @@ def _serve(command: _Command, report: Report) -> int:
     from dafmount.source.spool import Spool
     from dafmount.tree.build import Style
     from dafmount.tree.cache import ChunkCache
+    from dafmount.tree.decoders import Decoders, most_processes
     from dafmount.tree.live import live_tree
 
     options = command.options.for_source(command.source)
@@ -214,7 +217,8 @@ def _serve(command: _Command, report: Report) -> int:
 
     def open_source(source: str, is_known: bool) -> Resolved:
         return resolve(
-            source,
+            # A URL as it is shown lacks what lets one in; only the root is one.
+            command.source if http_url.is_url(source) else source,
             spool=spool,
             verify=options.verify,
             is_known=is_known,
@@ -224,7 +228,9 @@ def _serve(command: _Command, report: Report) -> int:
 
     resolved = open_source(command.source, False)
     cache = ChunkCache(options.cache_bytes)
-    style = Style(cache, options.layout, options.shards, options.verify != "off")
+    most = most_processes()
+    decoders = Decoders(cache, most if options.decoders is None else min(most, options.decoders))
+    style = Style(cache, options.layout, options.shards, options.verify != "off", decoders)
     live = live_tree(resolved, open_source, style)
     live.root.children()  # a version that is not read is an error of the command, not of the first ls
 
@@ -251,6 +257,7 @@ def _serve(command: _Command, report: Report) -> int:
             ends_on_hangup=in_terminal,
         )
     finally:
+        decoders.close()
         resolved.archive.close()
     return exits.OK
 

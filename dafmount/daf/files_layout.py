@@ -142,6 +142,7 @@ class FilesLayout:
         stay what they are.
         """
         present = set(names)
+        self._expect(axes, present)
         found: dict[str, PackedComponent] = {}
         descriptors: dict[str, Descriptor | None] = {}
         for shard in present:
@@ -159,6 +160,10 @@ class FilesLayout:
                     break
         return found
 
+    def expect_descriptors(self) -> None:
+        """All of them will be read soon."""
+        self.archive.expect([self.path(key.path + ".json") for key in self.properties()])
+
     def metadata_entries(self) -> Iterator[tuple[str, bytes]]:
         """Path and minified JSON of everything that metadata.json lists; axes first.
 
@@ -171,7 +176,9 @@ class FilesLayout:
                 raise  # what is left out now would be missing for ever
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
-        for name in self.scalars():
+        scalars = list(self.scalars())
+        self.archive.expect([self.path(f"scalars/{name}.json") for name in scalars])
+        for name in scalars:
             path = f"scalars/{name}"
             try:
                 raw = self.archive.read_small(self.path(path + ".json"), MAX_DESCRIPTOR_BYTES)
@@ -181,6 +188,14 @@ class FilesLayout:
                 raise  # what is left out now would be missing for ever
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
+
+    def _expect(self, axes: Sequence[str], present: set[str]) -> None:
+        """The descriptors of what may be packed among the names of a directory will be read soon."""
+        shards = [shard for shard in present if shard.endswith(".zip")]
+        named = {name for shard in shards for name, _ in _shard_candidates(shard, len(axes))}
+        keys = [PropertyKey(tuple(axes), name) for name in sorted(named) if name + ".json" in present]
+        if len(keys) > 1:
+            self.archive.expect([self.path(key.path + ".json") for key in keys])
 
     def _descriptor_or_log(self, key: PropertyKey) -> Descriptor | None:
         try:

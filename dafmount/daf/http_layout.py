@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import JSONDecoder
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,9 @@ class ListedDaf:
             "it has no metadata.json, without which nothing in it can be found over HTTP; FilesDaf of "
             "DataAxesFormats.jl writes one when it opens the directory, and so does dafpack",
         )
-        self._mtime_ns = time.time_ns() if metadata[1] is None else metadata[1]
+        self.listed = metadata[1]
+        """The state of metadata.json from which this was listed; None where later states could not be compared."""
+        self._mtime_ns = (self.listed is not None and self.listed.mtime_ns) or time.time_ns()
         self._contents: dict[str, bytes] = {MARKER: marker[0]}
         """Of the files that are here already."""
         self._sizes: dict[str, int | None] = {MARKER: len(marker[0])}
@@ -103,6 +105,9 @@ class ListedDaf:
         if len(content) > limit_bytes:
             raise Corrupt(f"{self.name}/{shown(path)}: {len(content)} bytes, expected at most {limit_bytes}")
         return content
+
+    def expect(self, paths: Sequence[str]) -> None:
+        """Nothing: metadata.json holds what is small."""
 
     def stamp(self, path: str = "") -> Stamp:
         """The present state of a file, or of metadata.json for a directory, asked anew."""
@@ -179,7 +184,7 @@ class ListedDaf:
             directory = above
 
 
-def _fetch(directory: HttpDirectory, name: str, limit_bytes: int, missing: str) -> tuple[bytes, int | None]:
+def _fetch(directory: HttpDirectory, name: str, limit_bytes: int, missing: str) -> tuple[bytes, Stamp | None]:
     try:
         return directory.fetch(name, limit_bytes)
     except NotFound as error:

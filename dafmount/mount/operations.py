@@ -317,6 +317,11 @@ class Operations(pyfuse3.Operations):
             if fh not in self._direct:
                 raise FUSEError(errno.EAGAIN) from None
             return await self._read_waiting(file, off, length)
+        except SourceChanged as error:
+            # Whoever opens it again shall find it as it is now.
+            if self.following is not None and not file.is_retired:
+                await self.following.settle()
+            raise FUSEError(self._failed(error, (fh,))) from error
         except Exception as error:
             raise FUSEError(self._failed(error, (fh,))) from error
         finally:

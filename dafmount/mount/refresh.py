@@ -48,7 +48,12 @@ _OVER = frozenset({errno.ENOTCONN, errno.ENODEV, errno.EBADF})
 class Follower:
     """Looks at every open unit each `refresh_s` seconds (0: never), and closes units when too many are open."""
 
-    def __init__(self, units: Units, contents: OpenContents, refresh_s: float) -> None:
+    def __init__(
+        self, units: Units, contents: OpenContents, refresh_s: float, *, only_in_use: bool = False
+    ) -> None:
+        """With `only_in_use` it looks only where a file is open or was opened since the last time."""
+        self._only_in_use = only_in_use
+        self._n_opened = 0
         self._units = units
         self._contents = contents
         self._refresh_s = refresh_s or math.inf
@@ -56,7 +61,8 @@ class Follower:
         self._wake = trio.Event()
         self._crowded = trio.Event()
         self._settling: list[trio.Event] = []
-        self._busy: set[Unit] = set()
+        self._busy: dict[Unit, trio.Event] = {}
+        """The units that are looked at now, and what is set when that is over."""
         self._not_before_s: dict[Unit, float] = {}
         """When each unit is looked at again at the earliest."""
 
@@ -82,14 +88,20 @@ class Follower:
                     await self._wake.wait()
                 self._wake = trio.Event()
                 settling, self._settling = self._settling, []
+                if not settling and self._only_in_use and not self._is_in_use():
+                    continue
                 # A source that is stuck holds up nobody but those who wait for it.
                 nursery.start_soon(self._look_at_all, settling)
 
+    def _is_in_use(self) -> bool:
+        before, self._n_opened = self._n_opened, self._contents.n_opened
+        return self._contents.n_in_use > 0 or self._n_opened != before
+
     async def _look_at_all(self, settling: list[trio.Event]) -> None:
         now = trio.current_time()
-        units = [unit for unit in self._units if unit not in self._busy]
+        units = list(self._units)
         if not settling:
-            units = [unit for unit in units if self._not_before_s.get(unit, 0) <= now]
+            units = [u for u in units if u not in self._busy and self._not_before_s.get(u, 0) <= now]
         forgets: list[Forget] = []
         async with trio.open_nursery() as nursery:
             for unit in units:
@@ -101,7 +113,9 @@ class Follower:
         self._not_before_s = {unit: at for unit, at in self._not_before_s.items() if at > now}
 
     async def _look_at(self, unit: Unit, forgets: list[Forget]) -> None:
-        self._busy.add(unit)
+        while unit in self._busy:  # that look may have begun before the change
+            await self._busy[unit].wait()
+        over = self._busy[unit] = trio.Event()
         begin = trio.current_time()
         try:
             plan = await self._in_thread(unit.look)
@@ -110,7 +124,8 @@ class Follower:
         except Exception:
             log.exception("%s: unexpected error while looking for changes, please report it", unit.name)
         finally:
-            self._busy.discard(unit)
+            del self._busy[unit]
+            over.set()
             now = trio.current_time()
             self._not_before_s[unit] = now + min(SHARE * (now - begin), MAX_PAUSE_S)
 

@@ -31,6 +31,7 @@ from dafmount.mount.refresh import Follower
 from dafmount.mount.reporter import Reporter
 from dafmount.mount.statistics import Statistics
 from dafmount.options import KIB, Options
+from dafmount.source.http_url import is_url
 from dafmount.source.spool import Spool
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.live import Live
@@ -101,7 +102,7 @@ def serve(
     reporter = Reporter(source, mountpoint, statistics, cache)
     offload = Offload(N_THREADS, options.timeout_s)
     operations = Operations(live.root, contents, offload, ownership, source_bytes, statistics, reporter.attributes)
-    follower = Follower(live.units, contents, options.refresh_s)
+    follower = Follower(live.units, contents, options.refresh_s, only_in_use=is_url(source))
     operations.following = follower
     _raise_file_limit()
     logging.getLogger("pyfuse3").addFilter(_is_news)

@@ -223,6 +223,33 @@ def _check_blocks(payload: bytes | memoryview, header: Header, where: Where) -> 
             raise CorruptShard(f"{text_of(where)}: blosc block {block} at {start} claims a stream of {stream} bytes")
 
 
+def decode_simple(payload: bytes, raw_bytes: int) -> bytearray | None:
+    """Decode a buffer that passes all checks of `decode_into` and is one compressed block of `raw_bytes`.
+
+    None for any other, good or bad: `decode_into` tells. This is what `simple_chunks` is for many.
+    """
+    lib = library()
+    if lib is None or len(payload) < _SINGLE.size:
+        return None
+    version, codec_version, flags, typesize, raw, block, stored, start, stream = _SINGLE.unpack_from(payload)
+    if (
+        version != _FORMAT_VERSION
+        or codec_version != _CODEC_VERSION
+        or not _SIMPLE_FLAGS[flags]
+        or typesize == 0
+        or (flags & _BIT_SHUFFLE and raw % typesize)
+        or raw != raw_bytes
+        or block != raw_bytes
+        or stored != len(payload)
+        or start != HEADER_BYTES + 4
+        or not 0 < stream <= min(stored - _SINGLE.size, raw_bytes)
+    ):
+        return None
+    out = bytearray(raw_bytes)
+    n = lib.decompress_ctx(context_of_thread(lib), payload, stored, address_of(out), raw_bytes)
+    return out if n == raw_bytes else None
+
+
 def decode_into(payload: bytes, out: bytearray | memoryview, at: int, expected: int, where: Where) -> None:
     """Decode a buffer of `expected` raw bytes to `out[at : at + expected]`, which is undefined after CorruptShard."""
     header = parse_header(payload, len(payload), where)
@@ -301,7 +328,7 @@ def simple_chunks(
     passes: NDArray[np.bool_] = (
         (heads[:, 0] == _FORMAT_VERSION)
         & (heads[:, 1] == _CODEC_VERSION)
-        & _SIMPLE_FLAGS[flags]
+        & _SIMPLE_FLAGS_ARRAY[flags]
         & ((flags & _BIT_SHUFFLE == 0) | (raw_bytes % np.maximum(typesize, 1) == 0))
         & (typesize != 0)
         & (sizes[:, 0] == raw_bytes)
@@ -315,14 +342,13 @@ def simple_chunks(
 
 
 _SIMPLE_COLUMNS = np.arange(HEADER_BYTES + 8)
-_SIMPLE_FLAGS = np.array(
-    [
-        not flags & (_RESERVED | _COPIED)
-        and flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
-        and flags >> _CODEC_SHIFT in _READ_CODECS
-        for flags in range(256)
-    ]
-)
+_SIMPLE_FLAGS = [
+    not flags & (_RESERVED | _COPIED)
+    and flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
+    and flags >> _CODEC_SHIFT in _READ_CODECS
+    for flags in range(256)
+]
+_SIMPLE_FLAGS_ARRAY = np.array(_SIMPLE_FLAGS)
 
 
 def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from dafmount.errors import ShortRead
 from dafmount.source.base import ByteSource, Range
@@ -19,10 +21,14 @@ from dafmount.source.names import shown
 MAX_WINDOW_BYTES = 32 << 20
 """The farthest that a single reader is fetched ahead."""
 
-MAX_PIECE_BYTES = 2 << 20
+MAX_PIECE_BYTES = 4 << 20
 """The most that is fetched by one request of several at the same time."""
 
 MIN_PIECE_BYTES = 256 << 10
+
+GROWTH = 3
+"""Bytes fetched ahead for each that was read: four steps, each as long as the server takes to answer, from the first
+request to the longest window. What a reader leaves who stops is no more than this."""
 
 _OUT_OF_ORDER_BYTES = 64 << 10
 """The kernel's own reading ahead comes in requests at least this long, which may overtake each other."""
@@ -57,9 +63,9 @@ class Streams:
     def note(self, offset: int, length: int, size: int, start: int | None = None) -> Range | None:
         """What to fetch ahead after a read that lies within `size`: nothing unless it continues another one.
 
-        The window is as long as what was read in one go so far, up to the limit. It is renewed when half of it is used,
-        so that requests are long. Noting the same read twice changes nothing. `start` is where a read really begins
-        that the kernel let begin earlier.
+        The window is `GROWTH` times as long as what was read in one go so far, up to the limit. It is renewed when
+        half of it is used, so that requests are long. Noting the same read twice changes nothing. `start` is where a
+        read really begins that the kernel let begin earlier.
         """
         stop = offset + length
         stream = self._stream_of(offset, length)
@@ -73,7 +79,7 @@ class Streams:
         if stream.position == stream.first:
             return None
         stream.planned = max(stream.planned, stream.position)
-        window = min(self._max_window_bytes, stream.position - stream.start)
+        window = min(self._max_window_bytes, GROWTH * (stream.position - stream.start))
         if stream.planned - stream.position > window // 2:
             return None
         wanted = Range(stream.planned, min(stream.position + window, size, self._record_stop(stream)))
@@ -114,10 +120,72 @@ class Streams:
         return None
 
 
+class _Arriving:
+    """Bytes that are being read from a source, of which the first may be used before the last are here."""
+
+    __slots__ = ("_changed", "_is_over", "_n_bytes", "_view", "n_arrived", "task")
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self.n_arrived = 0
+        self.task: Task[None]
+        """Fills it; set by whoever makes one."""
+        self._view = memoryview(b"")
+        self._changed = threading.Condition()
+        self._is_over = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of them are here."""
+        return self.n_arrived == self._n_bytes
+
+    def fill(self, source: ByteSource, start: int) -> None:
+        """Read all of them, once."""
+        try:
+            read_into: Callable[[int, memoryview, Callable[[int], None]], None] | None
+            read_into = getattr(source, "read_into", None)
+            if read_into is None:
+                self.set(source.read(start, self._n_bytes))
+                return
+            # Unlike a bytearray it is not set to zero, which would hold up all other threads.
+            self._view = np.empty(self._n_bytes, np.uint8).data
+            read_into(start, self._view, self._note)
+            self._view = self._view.toreadonly()
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def set(self, data: bytes) -> None:
+        """They are here already."""
+        self._view = memoryview(data)
+        self._note(len(data))
+
+    def wait_for(self, n_bytes: int) -> memoryview:
+        """The first `n_bytes` and perhaps more; raises what reading them raised. May do the reading."""
+        if self.n_arrived < n_bytes:
+            if n_bytes == self._n_bytes:
+                self.task.run()
+            elif not self.task.has_begun:
+                # All fetchers are busy, and doing it here would take until the last byte has come.
+                threading.Thread(target=self.task.run, name="fetcher", daemon=True).start()
+            with self._changed:
+                while self.n_arrived < n_bytes and not self._is_over:
+                    self._changed.wait()
+            if self.n_arrived < n_bytes:
+                self.task.result()
+        return self._view
+
+    def _note(self, n_bytes: int) -> None:
+        with self._changed:
+            self.n_arrived = n_bytes
+            self._changed.notify_all()
+
+
 class _Segment:
     """Bytes on their way, or here and not all read."""
 
-    __slots__ = ("is_held", "n_served", "start", "stop", "task")
+    __slots__ = ("arriving", "is_held", "n_served", "start", "stop")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start = start
@@ -125,16 +193,16 @@ class _Segment:
         self.n_served = 0
         self.is_held = False
         """Whether its bytes count as held, so that they are given up when the room is needed."""
-        self.task: Task[bytes] | None = None
+        self.arriving: _Arriving | None = None
         """None once it was given up."""
 
     @property
     def is_done(self) -> bool:
-        task = self.task
-        return task is not None and task.is_done
+        arriving = self.arriving
+        return arriving is not None and arriving.task.is_done
 
     def give_up(self) -> None:
-        self.task = None
+        self.arriving = None
 
 
 class Ahead:
@@ -166,13 +234,22 @@ class Ahead:
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`; raises what the source raises."""
+        return bytes(self.view(offset, length))
+
+    def read_nowait(self, offset: int, length: int) -> bytes | None:
+        """As `read`, but where the bytes are not here it begins to fetch them and returns None."""
+        view = self.view_nowait(offset, length)
+        return None if view is None else bytes(view)
+
+    def view(self, offset: int, length: int) -> bytes | memoryview:
+        """As `read`, without a copy where there need be none."""
         if not length:
             return self._source.read(offset, 0)
         self._begin(offset, length, self.size)
         return self._collect(Range(offset, offset + length))
 
-    def read_nowait(self, offset: int, length: int) -> bytes | None:
-        """As `read`, but where the bytes are not here it begins to fetch them and returns None."""
+    def view_nowait(self, offset: int, length: int) -> bytes | memoryview | None:
+        """As `read_nowait`, without a copy where there need be none."""
         if not length:
             return b""
         near = self._source.read_nowait(offset, length)
@@ -183,31 +260,18 @@ class Ahead:
             if size is None:
                 return None
             self._begin(offset, length, size)
-        return self.read_here(offset, length)
+        return self._view_here(offset, length)
 
     def read_here(self, offset: int, length: int) -> bytes | None:
         """The bytes if they have arrived; begins nothing."""
-        found: list[tuple[_Segment, Task[bytes]]] = []
-        position, stop = offset, offset + length
-        while position < stop:
-            with self._lock:
-                segment, task = self._find(position)
-            if segment is None or task is None or not task.is_done or task.has_failed:
-                return None
-            found.append((segment, task))
-            position = segment.stop
-        parts: list[memoryview] = []
-        position = offset
-        for segment, task in found:
-            parts.append(self._part(segment, task, position, stop))
-            position = segment.stop
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        view = self._view_here(offset, length)
+        return None if view is None else bytes(view)
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
         """All at the same time, nothing ahead; what is here or on its way is not fetched again."""
         for wanted in ranges:
             self._fetch(wanted, max(MAX_PIECE_BYTES, wanted.stop - wanted.start), is_needed=True)
-        return [self._collect(wanted) for wanted in ranges]
+        return [bytes(self._collect(wanted)) for wanted in ranges]
 
     def read_anew(self, wanted: Range) -> bytes:
         """A range by one request, though parts of it may be here."""
@@ -226,10 +290,12 @@ class Ahead:
         segment = _Segment(start, start + len(data))
         segment.is_held = bool(data) and self.fetchers.hold(segment, len(data))
         if segment.is_held:
+            arriving = _Arriving(len(data))
+            arriving.task = Task(lambda: arriving.set(data))
+            arriving.task.run()
             with self._lock:
                 bisect.insort(self._segments, segment, key=_start)
-                segment.task = Task(lambda: data)
-                segment.task.run()
+                segment.arriving = arriving
 
     def close(self) -> None:
         """Lets go of what was fetched, and of the source."""
@@ -250,9 +316,26 @@ class Ahead:
                 ahead = self._streams.note(offset, length, size)
         self._fetch(Range(offset, stop), max(length, MAX_PIECE_BYTES), is_needed=True)
         if ahead is not None:
-            window = ahead.stop - ahead.start
-            piece = max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, window // self.fetchers.n_threads))
-            self._fetch(ahead, piece, is_needed=False)
+            self._fetch(ahead, piece_bytes(ahead, self.fetchers), is_needed=False)
+
+    def _view_here(self, offset: int, length: int) -> bytes | memoryview | None:
+        found: list[tuple[_Segment, _Arriving]] = []
+        position, stop = offset, offset + length
+        while position < stop:
+            with self._lock:
+                segment, arriving = self._find(position)
+            if segment is None or arriving is None:
+                return None
+            if arriving.n_arrived < min(stop, segment.stop) - segment.start:
+                return None
+            found.append((segment, arriving))
+            position = segment.stop
+        parts: list[memoryview] = []
+        position = offset
+        for segment, arriving in found:
+            parts.append(self._part(segment, arriving, position, stop))
+            position = segment.stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _fetch(self, wanted: Range, piece_bytes: int, *, is_needed: bool) -> None:
         """Begin to fetch those parts of a range that are neither here nor on their way."""
@@ -272,8 +355,8 @@ class Ahead:
         position = wanted.start
         with self._lock:
             while position < wanted.stop:
-                segment, task = self._find(position)
-                if segment is not None and task is not None and task.has_failed:
+                segment, arriving = self._find(position)
+                if segment is not None and arriving is not None and arriving.task.has_failed:
                     self._segments.remove(segment)  # whoever read it was told; whoever comes now may be luckier
                     self.fetchers.let_go(segment)
                     continue
@@ -287,53 +370,54 @@ class Ahead:
         return missing
 
     def _add(self, segment: _Segment) -> None:
-        start, length = segment.start, segment.stop - segment.start
+        arriving = _Arriving(segment.stop - segment.start)
         with self._lock:
+            arriving.task = self.fetchers.submit(lambda: arriving.fill(self._source, segment.start))
+            segment.arriving = arriving
             bisect.insort(self._segments, segment, key=_start)
-            segment.task = self.fetchers.submit(lambda: self._source.read(start, length))
 
-    def _collect(self, wanted: Range) -> bytes:
+    def _collect(self, wanted: Range) -> bytes | memoryview:
         parts = []
         position = wanted.start
         while position < wanted.stop:
-            segment, task = self._segment_at(position, wanted.stop)
-            part = self._part(segment, task, position, wanted.stop)
+            segment, arriving = self._segment_at(position, wanted.stop)
+            part = self._part(segment, arriving, position, wanted.stop)
             parts.append(part)
             position += len(part)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _segment_at(self, position: int, stop: int) -> tuple[_Segment, Task[bytes]]:
+    def _segment_at(self, position: int, stop: int) -> tuple[_Segment, _Arriving]:
         while True:
             with self._lock:
-                segment, task = self._find(position)
-            if segment is not None and task is not None:
-                return segment, task
+                segment, arriving = self._find(position)
+            if segment is not None and arriving is not None:
+                return segment, arriving
             self._fetch(Range(position, stop), stop - position, is_needed=True)
 
-    def _part(self, segment: _Segment, task: Task[bytes], position: int, stop: int) -> memoryview:
+    def _part(self, segment: _Segment, arriving: _Arriving, position: int, stop: int) -> memoryview:
         """The bytes of a segment from `position` to `stop` or its end; waits for them."""
+        stop = min(stop, segment.stop)
         try:
-            data = task.result()
+            part = arriving.wait_for(stop - segment.start)[position - segment.start : stop - segment.start]
         except BaseException:
             self._drop(segment)
             raise
-        part = memoryview(data)[position - segment.start : stop - segment.start]
         with self._lock:
             segment.n_served += len(part)
-            is_used_up = segment.n_served >= segment.stop - segment.start
+            is_used_up = arriving.is_complete and segment.n_served >= segment.stop - segment.start
             is_used_up &= not (segment.is_held and self._keeps_what_was_read)
         if is_used_up:
             self._drop(segment)
         return part
 
-    def _find(self, position: int) -> tuple[_Segment | None, Task[bytes] | None]:
-        """The segment that holds a position, and its task; those that were given up are taken out. Needs the lock."""
+    def _find(self, position: int) -> tuple[_Segment | None, _Arriving | None]:
+        """The segment that holds a position, and its bytes; those that were given up are taken out. Needs the lock."""
         segments = self._segments
         at = bisect.bisect_right(segments, position, key=_start) - 1
         while at >= 0:
-            segment, task = segments[at], segments[at].task
-            if task is not None:
-                return (segment, task) if position < segment.stop else (None, None)
+            segment, arriving = segments[at], segments[at].arriving
+            if arriving is not None:
+                return (segment, arriving) if position < segment.stop else (None, None)
             del segments[at]
             at -= 1
         return None, None
@@ -343,6 +427,12 @@ class Ahead:
             if segment in self._segments:
                 self._segments.remove(segment)
         self.fetchers.let_go(segment)
+
+
+def piece_bytes(ahead: Range, fetchers: Fetchers) -> int:
+    """How much of what is fetched ahead to ask for by one request: all of a window, of which this is half or more, is
+    under way at the same time."""
+    return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, 2 * (ahead.stop - ahead.start) // fetchers.n_threads))
 
 
 def known_size(source: ByteSource) -> int | None:

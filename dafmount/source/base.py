@@ -6,7 +6,7 @@ may be used from several threads at once, and raise only errors from `dafmount.e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -57,6 +57,13 @@ class ByteSource(Protocol):
         """Let go of descriptors and the like; a read in progress in another thread still ends well."""
 
 
+class Filling(Protocol):
+    """What a byte source may offer too: its bytes while they arrive, without copies."""
+
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        """Fills `buffer` with the bytes from `offset` on; `arrived` hears now and then how many of them are there."""
+
+
 class Entry(NamedTuple):
     """One name in a directory of an archive."""
 
@@ -100,6 +107,9 @@ class Archive(Protocol):
 
     def read_small(self, path: str, limit_bytes: int) -> bytes:
         """A whole file of at most `limit_bytes`; raises Corrupt for a larger one."""
+
+    def expect(self, paths: Sequence[str]) -> None:
+        """Hear that these small files will be read soon, one by one; may fetch them now. Raises nothing."""
 
     def stamp(self, path: str = "") -> Stamp:
         """The present state of a file or directory, asked anew from the source.

@@ -29,6 +29,11 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether some thread does the work, or has done it."""
+        return self._call is None
+
+    @property
     def is_done(self) -> bool:
         """Whether `result` answers without waiting."""
         return self._done.is_set()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dafmount.errors import Corrupt, ShortRead, SourceChanged, SourceUnavailable
@@ -34,6 +35,11 @@ HEAD_BYTES = 16 * 1024
 
 MAX_REQUEST_BYTES = 8 << 20
 """Longer ranges are fetched by several requests."""
+
+_FIRST_STEP_BYTES = 128 * 1024
+_MAX_STEP_BYTES = 1 << 20
+"""How much of an answer arrives until those who wait for its first part hear of it: little at first, then as much as
+was there already, because waking threads for each bit that comes takes as long as copying it."""
 
 _MEMORY_BYTES = 1 << 20
 """Files of servers without ranges are kept in memory up to this size, larger ones in the spool."""
@@ -59,22 +65,39 @@ class HttpSite:
         self.settings = settings
         self.fetchers = Fetchers(settings.connections, settings.ahead_bytes)
         self.spool = spool
+        self.spool_owner = object()
+        self.has_changed = False
+        """Whether an answer was of another version of a file than one before: nothing here is to be trusted then."""
         self.cache = None
         if settings.cache_directory is not None:
             self.cache = DiskCache(settings.cache_directory, settings.cache_directory_bytes)
         self._lock = threading.Lock()
         self._spooled: dict[tuple[str, Version], int] = {}
+        self._versions: dict[str, Version] = {}
+        # A site that was replaced by its next state goes when the last file opened from it is closed.
+        self._end = weakref.finalize(self, _end, self.client, self.fetchers, spool, self.spool_owner)
+        self._end.atexit = False
 
     def spool_number(self, url: Url, version: Version) -> int:
         """The spool's number of one version of a file."""
         with self._lock:
             return self._spooled.setdefault((url.requested, version), len(self._spooled))
 
+    def first_version(self, url: Url, version: Version) -> Version:
+        """The version of a file that was seen first, which is `version` if none was; also of files closed since then,
+        because others may remember bytes of theirs."""
+        with self._lock:
+            return self._versions.setdefault(url.requested, version)
+
     def close(self) -> None:
         """Ends all requests and threads, and gives up what was spooled."""
-        self.client.close()
-        self.fetchers.close()
-        self.spool.forget(self)
+        self._end()
+
+
+def _end(client: HttpClient, fetchers: Fetchers, spool: Spool, spool_owner: object) -> None:
+    client.close()
+    fetchers.close()
+    spool.forget(spool_owner)
 
 
 class HttpFile:
@@ -173,15 +196,32 @@ class HttpFile:
                 found[missing[position]] = data
         return [bytes(found[position]) for position in range(len(ranges))]
 
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        """See Filling; raises as `read` does."""
+        self._check_bounds(offset, offset + len(buffer))
+        near = self.read_nowait(offset, len(buffer))
+        if near is None:
+            self._fill(offset, buffer, arrived)
+            return
+        buffer[:] = near
+        arrived(len(buffer))
+
     def stamp(self) -> Stamp:
-        """The present state, asked anew; raises NotFound and the like."""
+        """The present state, asked anew; one that equals none where a change was seen. Raises NotFound and the like."""
+        if self._site.has_changed:
+            return Stamp(("changed",), -1, 0)
 
         def ask(deadline: float) -> Stamp:
             with self._site.client.get(self._place, Range(0, 1), deadline) as answer:
-                total = answer.total if answer.status != 200 else answer.length
-                return Stamp(tuple(answer.validators), -1 if total is None else total, answer.mtime_ns or 0)
+                return _stamp_of(answer)
 
         return self._site.client.try_often(self.name, ask)
+
+    @property
+    def first_stamp(self) -> Stamp:
+        """The state that is read, as `stamp` would have told it; may ask."""
+        total, validators = self._known_version()
+        return _stamp(validators, total, self._mtime_ns)
 
     def close(self) -> None:
         """Lets go of a copy of the whole."""
@@ -212,54 +252,62 @@ class HttpFile:
                 found.update(planner.cut(fetch, data, wanted))
         return found
 
-    def _fetch(self, wanted: Range) -> bytes:
+    def _fetch(self, wanted: Range) -> memoryview:
+        buffer = memoryview(bytearray(wanted.stop - wanted.start))
+        self._fill(wanted.start, buffer, _nothing)
+        return buffer
+
+    def _fill(self, start: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
         cache = self._site.cache
         key = self._cache_key() if cache is not None else None
         if cache is None or key is None:
-            return self._fetch_from_server(wanted)
-        data = cache.get(key, wanted)
+            self._fill_from_server(start, buffer, arrived)
+            return
+        data = cache.get(key, Range(start, start + len(buffer)))
         if data is None:
-            data = self._fetch_from_server(wanted)
-            cache.put(key, wanted.start, data)
-        return data
+            self._fill_from_server(start, buffer, arrived)
+            cache.put(key, start, buffer)
+        else:
+            buffer[:] = data
+            arrived(len(buffer))
 
-    def _fetch_from_server(self, wanted: Range) -> bytes:
-        parts: list[bytes] = []
+    def _fill_from_server(self, start: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        stop = start + len(buffer)
+        have = 0
         try:
-            while (have := sum(map(len, parts))) < wanted.stop - wanted.start:
+            while have < len(buffer):
                 if self._is_whole_only:
                     raise _NoRanges
-                self._fetch_more(Range(wanted.start + have, wanted.stop), parts)
+                have = self._fill_more(start, buffer, have, arrived)
         except _NoRanges:
             whole = self._whole_file()
-            if wanted.stop > whole.size:
+            if stop > whole.size:
                 raise ShortRead(
-                    f"{self.name}: asked for {wanted.stop - wanted.start} bytes at byte {wanted.start}, "
-                    f"it has {whole.size}"
+                    f"{self.name}: asked for {len(buffer)} bytes at byte {start}, it has {whole.size}"
                 ) from None
-            return whole.read(wanted.start, wanted.stop - wanted.start)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            buffer[:] = whole.read(start, len(buffer))
+            arrived(len(buffer))
 
-    def _fetch_more(self, wanted: Range, parts: list[bytes]) -> None:
-        """Add at least a byte, mostly all, of a range to `parts`; what came before a fault is kept."""
-        start = wanted.start
+    def _fill_more(self, origin: int, buffer: memoryview, have: int, arrived: Callable[[int], None]) -> int:
+        """How much of `buffer` is filled after one answer: at least a byte more. What came before a fault is kept."""
 
         def attempt(deadline: float) -> None:
-            nonlocal start
-            if start >= wanted.stop:
+            nonlocal have
+            if have == len(buffer):
                 return
-            with self._site.client.get(self._place, Range(start, wanted.stop), deadline) as answer:
-                length = self._check(answer, Range(start, wanted.stop))
-                for piece in answer.pieces():
-                    used = piece[:length]
-                    parts.append(used)
-                    start += len(used)
-                    length -= len(used)
-                    if not length:
-                        return
-            raise Passing(SourceUnavailable(f"{self.name}: the answer was cut short"))
+            wanted = Range(origin + have, origin + len(buffer))
+            with self._site.client.get(self._place, wanted, deadline) as answer:
+                begin, stop = have, have + self._check(answer, wanted)
+                while have < stop:
+                    step = max(_FIRST_STEP_BYTES, min(_MAX_STEP_BYTES, have - begin))
+                    n_bytes = answer.read_into(buffer[have : min(have + step, stop)])
+                    if not n_bytes:
+                        raise Passing(SourceUnavailable(f"{self.name}: the answer was cut short"))
+                    have += n_bytes
+                    arrived(have)
 
         self._site.client.try_often(self.name, attempt)
+        return have
 
     def _check(self, answer: Answer, asked: Range) -> int:
         """How many bytes of the answer to use, which begin at `asked.start`.
@@ -298,8 +346,13 @@ class HttpFile:
             known = self._version
             if known is None and total is not None:
                 validators = answer.validators if answer is not None else Validators("", "")
-                self._version = Version(total, validators)
-                self._mtime_ns = answer.mtime_ns if answer is not None else None
+                version = Version(total, validators)
+                first = self._site.first_version(self._place.url, version)
+                if first == version:
+                    self._version = version
+                    self._mtime_ns = answer.mtime_ns if answer is not None else None
+                else:
+                    known = first
         if known is None:
             if total is not None and self._expected_size not in (None, total):
                 raise Corrupt(
@@ -313,6 +366,7 @@ class HttpFile:
             raise self._changed("its ETag or Last-Modified is another")
 
     def _changed(self, how: str) -> SourceChanged:
+        self._site.has_changed = True
         return SourceChanged(f"{self.name}: the file on the server changed since it was first read: {how}")
 
     # The version, by asking for the file's first bytes.
@@ -380,7 +434,7 @@ class HttpFile:
     def _download_whole(self, deadline: float) -> ByteSource:
         version = self._version
         if version is not None:
-            spooled = self._site.spool.get((self._site, self._spool_number(version)), name=self.name)
+            spooled = self._site.spool.get((self._site.spool_owner, self._spool_number(version)), name=self.name)
             if spooled is not None:
                 return spooled
         with self._site.client.get(self._place, None, deadline) as answer:
@@ -412,8 +466,8 @@ class HttpFile:
         rest = _chained(first, pieces)
         number = self._spool_number(Version(-1 if size is None else size, answer.validators))
         if size is None:
-            return self._site.spool.put_stream((self._site, number), rest, name=self.name)
-        return self._site.spool.put((self._site, number), size, rest, name=self.name)
+            return self._site.spool.put_stream((self._site.spool_owner, number), rest, name=self.name)
+        return self._site.spool.put((self._site.spool_owner, number), size, rest, name=self.name)
 
     def _exactly(self, pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
         left = size
@@ -466,11 +520,11 @@ class HttpDirectory:
         """The whole of a file, by one request; raises NotFound, and Corrupt where it is larger than `limit_bytes`."""
         return self.fetch(path, limit_bytes)[0]
 
-    def fetch(self, path: str, limit_bytes: int) -> tuple[bytes, int | None]:
-        """As `read_small`, with the file's time in nanoseconds since 1970 if the server tells it."""
+    def fetch(self, path: str, limit_bytes: int) -> tuple[bytes, Stamp | None]:
+        """As `read_small`, with the state that `stamp` would have told; None where that may tell another."""
         place = Place(self._url.below(path), self._called(path), None)
 
-        def attempt(deadline: float) -> tuple[bytes, int | None]:
+        def attempt(deadline: float) -> tuple[bytes, Stamp | None]:
             with self._site.client.get(place, None, deadline) as answer:
                 if answer.status != 200:
                     raise SourceUnavailable(f"{place.name}: the server answered {answer.status}")
@@ -481,7 +535,7 @@ class HttpDirectory:
                         raise Corrupt(f"{place.name}: more than {limit_bytes} bytes, expected at most so many")
                 if not answer.is_encoded and answer.length is not None and len(data) < answer.length:
                     raise Passing(SourceUnavailable(f"{place.name}: the answer was cut short"))
-                return bytes(data), answer.mtime_ns
+                return bytes(data), None if answer.is_encoded else _stamp_of(answer)
 
         return self._site.client.try_often(place.name, attempt)
 
@@ -495,6 +549,21 @@ class HttpDirectory:
 
     def _called(self, path: str) -> str:
         return shown(f"{self._name}/{path}")
+
+
+def _nothing(n_bytes: int) -> None:
+    """Nobody waits for a part of it."""
+
+
+def _stamp_of(answer: Answer) -> Stamp:
+    """The state of a file according to a successful answer, with a range or without."""
+    total = answer.length if answer.status == 200 else answer.total
+    return _stamp(answer.validators, -1 if total is None else total, answer.mtime_ns)
+
+
+def _stamp(validators: Validators, total: int, mtime_ns: int | None) -> Stamp:
+    # A file that grew is another one: nobody appends over HTTP.
+    return Stamp((*_comparable(validators), total), total, mtime_ns or 0)
 
 
 def _comparable(validators: Validators) -> Validators:

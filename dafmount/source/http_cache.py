@@ -79,7 +79,7 @@ class DiskCache:
             self._complain(error)
             return None
 
-    def put(self, key: str, start: int, data: bytes) -> None:
+    def put(self, key: str, start: int, data: bytes | memoryview) -> None:
         """Keeps a range if there is room and the disk plays along."""
         if not data or time.monotonic() < self._no_writing_before:
             return
@@ -149,7 +149,7 @@ class DiskCache:
 
     # Writing.
 
-    def _write(self, key: str, start: int, data: bytes) -> None:
+    def _write(self, key: str, start: int, data: bytes | memoryview) -> None:
         kept = _Kept(start, start + len(data))
         size = _on_disk(len(data))
         if size > self._limit_bytes or not self._make_room(size):

@@ -131,6 +131,23 @@ class Answer:
                 self._watched.deadline = time.monotonic() + self._timeout_s
             yield piece
 
+    def read_into(self, view: memoryview) -> int:
+        """Fills `view` with what comes next of the body as sent; fewer bytes, perhaps none, only at its end."""
+        raw = self._response.raw
+        body = getattr(raw, "_fp", None)
+        if not isinstance(body, http.client.HTTPResponse):
+            data = self._read(len(view), decode=False)
+            view[: len(data)] = data
+            return len(data)
+        try:
+            n_bytes = body.readinto(view)  # urllib3 would copy, and hold up other threads doing so
+            if body.isclosed():
+                raw.release_conn()  # the body was read to its end
+        except Exception as error:
+            raise _translated(error, self._watched, self._name) from None
+        self._count(n_bytes)
+        return n_bytes
+
     def decoded(self) -> Iterator[bytes]:
         """The body without its Content-Encoding; a stream."""
         while piece := self._read(PIECE_BYTES, decode=True):
@@ -142,10 +159,13 @@ class Answer:
             data: bytes = self._response.raw.read(limit, decode_content=decode)
         except Exception as error:
             raise _translated(error, self._watched, self._name) from None
-        TRAFFIC.n_bytes += len(data)
-        if not data and self._watched.is_late:
-            raise _too_late(self._watched, self._name)
+        self._count(len(data))
         return data
+
+    def _count(self, n_bytes: int) -> None:
+        TRAFFIC.n_bytes += n_bytes
+        if not n_bytes and self._watched.is_late:
+            raise _too_late(self._watched, self._name)
 
 
 class HttpClient:

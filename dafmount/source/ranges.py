@@ -44,7 +44,7 @@ def join(ranges: Sequence[Range], *, gap_bytes: int, max_bytes: int) -> list[Fet
     return fetches
 
 
-def cut(fetch: Fetch, data: bytes, ranges: Sequence[Range]) -> dict[int, memoryview]:
+def cut(fetch: Fetch, data: bytes | memoryview, ranges: Sequence[Range]) -> dict[int, memoryview]:
     """The members of a fetch, by their position, out of the bytes read for it; views, not copies."""
     view = memoryview(data)
     origin = fetch.range.start

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dafmount.errors import GroupNotFound, NotADaf, NotFound, UsageError
 from dafmount.source.base import Archive, Stamp
@@ -53,7 +53,14 @@ class Resolved:
     display: str
     """The source as an absolute path or a URL without secrets, with `#/` and the group where there is one."""
     stamp: Stamp | None = None
-    """The state, before it was opened, of an archive that is one local file."""
+    """The state, before it was opened, of an archive that changes as a whole; None where it cannot be told."""
+
+
+class Listed(Archive, Protocol):
+    """A directory on a web server as an archive, which names its files."""
+
+    listed: Stamp | None
+    """The state in which it named them; see Resolved."""
 
 
 def resolve(
@@ -63,7 +70,7 @@ def resolve(
     verify: str = "auto",
     is_known: bool = False,
     http: HttpSettings | None = None,
-    list_directory: Callable[[HttpDirectory], Archive] | None = None,
+    list_directory: Callable[[HttpDirectory], Listed] | None = None,
 ) -> Resolved:
     """Opens `source`; where it `is_known`, without logging again what is odd about it.
 
@@ -74,7 +81,7 @@ def resolve(
     if is_url(source):
         if http is None:
             raise UsageError(f"{shown(without_secrets(source))}: a local path is expected here, not a URL")
-        return _remote(source, spool, verify, http, list_directory)
+        return _remote(source, spool, verify, http, list_directory, is_known)
     if "\0" in source or not source:
         raise UsageError(f"{shown(source)!r} is no path")
     path, group = _split(source)
@@ -189,7 +196,8 @@ def _remote(
     spool: Spool,
     verify: str,
     settings: HttpSettings,
-    list_directory: Callable[[HttpDirectory], Archive] | None,
+    list_directory: Callable[[HttpDirectory], Listed] | None,
+    is_known: bool,
 ) -> Resolved:
     from dafmount.source.http import HttpDirectory, HttpSite  # local sources save the 0.1 s that it takes
 
@@ -198,19 +206,20 @@ def _remote(
     if group is not None and url.path.endswith(".daf.zip"):
         raise _no_groups(url.shown)
     if group is not None or url.path.endswith(".zip"):
-        return _remote_zip(url, group, HttpSite(url, settings, spool), verify)
+        return _remote_zip(url, group, HttpSite(url, settings, spool), verify, is_known)
     if list_directory is None:
         raise UsageError(f"{shown(url.shown)}: a directory on a web server cannot be read here")
     site = HttpSite(url, settings, spool)
     try:
         directory = HttpDirectory(site, url)
-        return Resolved(list_directory(directory), "", True, directory.name)
+        archive = list_directory(directory)
+        return Resolved(archive, "", True, directory.name, archive.listed)
     except NotADaf as error:
         site.close()
         if url.path.endswith(("/", ".daf")):
             raise
         try:
-            return _remote_zip(url, group, HttpSite(url, settings, spool), verify)
+            return _remote_zip(url, group, HttpSite(url, settings, spool), verify, is_known)
         except (NotADaf, NotFound):
             raise error from None
     except Exception:
@@ -218,22 +227,22 @@ def _remote(
         raise
 
 
-def _remote_zip(url: Url, group: str | None, site: HttpSite, verify: str) -> Resolved:
+def _remote_zip(url: Url, group: str | None, site: HttpSite, verify: str, is_known: bool) -> Resolved:
     from dafmount.source.http import HttpFile
 
     file = HttpFile(site, url, url.shown, is_all=True)
     try:
-        mtime_ns = file.mtime_ns
+        mtime_ns, stamp = file.mtime_ns, file.first_stamp
     except Exception:
         file.close()
         raise
-    archive = ZipArchive(file, url.shown, mtime_ns, site.spool, verify=verify)
+    archive = ZipArchive(file, url.shown, mtime_ns, site.spool, verify=verify, is_known=is_known)
     try:
         root, is_daf = _root(url.shown, group, daf_roots(archive))
     except Exception:
         archive.close()
         raise
-    return Resolved(archive, root, is_daf, url.shown if group is None else url.shown + _GROUP_MARK + group)
+    return Resolved(archive, root, is_daf, url.shown if group is None else url.shown + _GROUP_MARK + group, stamp)
 
 
 def _root(path: str, group: str | None, roots: list[str]) -> tuple[str, bool]:

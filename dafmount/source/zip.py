@@ -9,20 +9,22 @@ Facts about ZIP come from PKWARE's APPNOTE.TXT (its section numbers are given).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from dafmount.errors import Corrupt, CorruptArchive, DafmountError, NotFound, UnsupportedFormat, UsageError
 from dafmount.source.ahead import Ahead
-from dafmount.source.base import ByteSource, Entry, Stamp
+from dafmount.source.base import ByteSource, Entry, Range, Stamp
 from dafmount.source.fetchers import Fetchers, fetchers_of
 from dafmount.source.names import shown
 from dafmount.source.spool import Spool
+from dafmount.source.warm import FarSource, Warm
 from dafmount.source.zip_directory import FLAG_ENCRYPTED, LOCAL_SIGNATURE, Record, ZipDirectory, read_directory
 from dafmount.source.zip_entries import (
     DecodedEntry,
@@ -50,7 +52,13 @@ _EXTRA_GUESS = 64
 """Room for the extra field of the local header, which only it tells the length of: ZIP64, times, alignment."""
 
 _FAR_BYTES = 16 * 1024
-"""How much of an entry of a far archive is fetched with its local header: small ones are then here as a whole."""
+"""How much of an entry of a far archive is fetched with its local header: small ones, and the Zarr index of most shards
+that are not large, are then here as a whole."""
+
+_LARGE_BYTES = 4 << 20
+_FAR_BYTES_OF_LARGE = 1024
+"""The same of entries that are larger than `_LARGE_BYTES`: the index of such a shard mostly is so long that there is
+little use for its first part."""
 
 _CHECKED_BYTES = 64 * 1024
 """Stored entries up to this size are checked by their first read, whatever it asks for."""
@@ -59,6 +67,9 @@ _SMALL_BYTES = 256 * 1024
 """Decoded entries up to this size are kept in memory, larger ones in the spool."""
 
 _SMALL_CACHE_BYTES = 8 << 20
+
+_WARM_BYTES = 8 << 20
+"""Most bytes of small entries of a far archive that are fetched before they are read, one by one."""
 _LINK_BYTES = 4096
 _MAX_LINKS = 10_000
 _MAX_UNFINISHED = 64
@@ -100,6 +111,10 @@ class ZipArchive:
         """
         if verify not in VERIFY:
             raise UsageError(f"verify={verify}: expected one of {', '.join(VERIFY)}")
+        self._fetchers = fetchers_of(source)
+        self._warm: Warm | None = None
+        if self._fetchers is not None:
+            source = self._warm = Warm(cast(FarSource, source), _WARM_BYTES)
         self._source = source
         self._name = name
         self._mtime_ns = mtime_ns
@@ -109,7 +124,6 @@ class ZipArchive:
         # An archive that was replaced by its next state goes when the last file opened from it is closed.
         self._give_up_copies = weakref.finalize(self, spool.forget, self._owner)
         self._give_up_copies.atexit = False
-        self._fetchers = fetchers_of(source)
         self._flights = _Flights()
         self._small = _SmallCache(_SMALL_CACHE_BYTES)
         try:
@@ -175,6 +189,25 @@ class ZipArchive:
         if record.size > limit_bytes:
             raise Corrupt(f"{called}: {record.size} bytes, expected at most {limit_bytes}")
         return self._read_whole(record, called)
+
+    def expect(self, paths: Sequence[str]) -> None:
+        """Hear that small files will be read soon: of a far archive near ones come together, the others at once.
+
+        What cannot be had now is told to whoever reads it.
+        """
+        if self._warm is None:
+            return
+        ranges = []
+        for path in paths:
+            found = self._directory.find(path)
+            if found is not None:
+                record = self._directory.record(found)
+                start = record.header_offset
+                stop = start + _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + record.compressed_size
+                if record.compressed_size <= _TINY_BYTES and start < self._source.size:
+                    ranges.append(Range(start, min(stop, self._source.size)))
+        with contextlib.suppress(DafmountError):
+            self._warm.warm(ranges)
 
     def stamp(self, path: str = "") -> Stamp:
         """The present state of the archive's file, whatever the path."""
@@ -252,7 +285,8 @@ class ZipArchive:
 
     def _open_far(self, record: Record, fetchers: Fetchers, called: str) -> Ahead:
         """A stored entry of a far archive; its first bytes come with its local header, by one request."""
-        length = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + _FAR_BYTES
+        more = _FAR_BYTES if record.size <= _LARGE_BYTES else _FAR_BYTES_OF_LARGE
+        length = _LOCAL.size + len(record.raw_name) + _EXTRA_GUESS + more
         block = self._read_header(record, length, called, self._source.read)
         start = self._parse_local(record, block, called)
         if self._must_check_first(record):

@@ -142,6 +142,16 @@ class StoredEntry:
             return [self.read(start, stop - start) for start, stop in ranges]
         return self._source.read_ranges([Range(self._start + start, self._start + stop) for start, stop in ranges])
 
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        """See Filling."""
+        check_bounds(self, offset, len(buffer))
+        fill: Callable[[int, memoryview, Callable[[int], None]], None] | None = getattr(self._source, "read_into", None)
+        if fill is not None and self._passed is None:
+            fill(self._start + offset, buffer, arrived)
+            return
+        buffer[:] = self.read(offset, len(buffer))
+        arrived(len(buffer))
+
     def close(self) -> None:
         """Nothing to let go of."""
 

@@ -26,7 +26,8 @@ from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
-from dafmount.tree.far import far_content
+from dafmount.tree.decoders import Decoders
+from dafmount.tree.far import FarFile, far_content
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
 from dafmount.tree.watched import Watched
 
@@ -44,6 +45,7 @@ class Style:
     layout: str = "1.1"
     shards: bool = False
     verify: bool = True
+    decoders: Decoders | None = None
 
     @property
     def max_chunk_bytes(self) -> int:
@@ -87,11 +89,12 @@ class Plain:
         except BaseException:
             source.close()
             raise
-        return source
+        return FarFile(source) if isinstance(source, Ahead) else source
 
     def open_nowait(self, file: File) -> Content | None:
         """As `open`, or None where it would have to wait; archives whose entries change one by one always do."""
-        return self._archive.open_nowait(join(self._path, file.name))
+        source = self._archive.open_nowait(join(self._path, file.name))
+        return FarFile(source) if isinstance(source, Ahead) else source
 
 
 class DafTree:
@@ -342,6 +345,7 @@ class MetadataOpener:
         return None
 
     def _entries(self) -> Iterator[tuple[str, bytes]]:
+        self._tree.layout.expect_descriptors()
         yield from self._tree.layout.metadata_entries()
         for key, descriptor in self._tree.descriptor_nodes(self._root):
             try:
@@ -426,7 +430,7 @@ def packed_content(
         return far_content(source, grid, reader.spec, style.cache, number)
     if reader.spec.itemsize is None:
         return PackedText(grid, reader, style.cache, number)
-    return PackedNumbers(grid, reader, style.cache, number)
+    return PackedNumbers(grid, reader, style.cache, number, decoders=style.decoders)
 
 
 def open_shard(

@@ -95,6 +95,12 @@ class ChunkCache:
                 self.counters.hits += 1
         return chunk
 
+    def add(self, key: int, chunk: Chunk) -> None:
+        """A chunk that was decoded without a claim; a miss."""
+        with self._lock:
+            self.counters.misses += 1
+            self._keep(key, chunk)
+
     def has(self, keys: Sequence[int]) -> bool:
         """Whether all of `keys` are here; changes nothing."""
         return all(key in self._chunks for key in keys)
@@ -129,12 +135,6 @@ class ChunkCache:
             chunk = self._chunks.pop(key, None)
             if chunk is not None:
                 self._bytes -= len(chunk)
-
-    def drop(self, first_key: int, stop_key: int) -> None:
-        """Forget every chunk whose key lies in `[first_key, stop_key)`."""
-        with self._lock:
-            for key in [key for key in self._chunks if first_key <= key < stop_key]:
-                self._bytes -= len(self._chunks.pop(key))
 
     def _keep(self, key: int, chunk: Chunk) -> None:
         size = len(chunk)

@@ -14,11 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dafmount.errors import CorruptShard
+from dafmount.errors import CorruptShard, DafmountError
 from dafmount.shard import strings
 from dafmount.shard.grid import Grid, Run
 from dafmount.tree.cache import Chunk, ChunkCache, Flight
 from dafmount.tree.chunks import ChunkReader, WouldWait
+from dafmount.tree.decoders import Decoders
 
 KEY_BITS = 40
 """Chunk numbers take so many bits of a cache key; above them stands the file's number."""
@@ -31,6 +32,9 @@ BLOCK_BYTES = 1 << 20
 
 MIN_BLOCKS = 16
 """A cache that holds fewer blocks than this gets smaller ones."""
+
+AHEAD_AFTER_BLOCKS = 4
+"""How many blocks somebody reads one after the other before those behind them are decoded ahead."""
 
 FLIGHT_PATIENCE_S = 10.0
 """How long a reader waits for another one that decodes what it needs; then it reads for itself."""
@@ -109,6 +113,10 @@ class CachedUnits:
         """Do not keep a unit any longer."""
         self._cache.discard(self._base + unit)
 
+    def key(self, unit: int) -> int:
+        """Under which the cache keeps a unit."""
+        return self._base + unit
+
     def has(self, units: Sequence[int]) -> bool:
         """Whether all units are cached now."""
         return self._cache.has([self._base + unit for unit in units])
@@ -127,6 +135,8 @@ class CachedUnits:
 
     def get_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
         """As `get`, or None where bytes or another reader would have to be waited for."""
+        if len(units) == 1:
+            return self._get_one_nowait(units)
         wanted = [self._base + unit for unit in units]
         if self._cache.busy(wanted):
             return None
@@ -141,6 +151,20 @@ class CachedUnits:
         if claim.others:
             return None
         return [have[key] for key in wanted]
+
+    def _get_one_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
+        """One unit, as random access asks for. Promised to nobody: it is there before anyone could wait for it."""
+        key = self._base + units[0]
+        chunk = self._cache.get(key)
+        if chunk is None:
+            if self._cache.busy((key,)):
+                return None
+            try:
+                chunk = self._units.read_nowait(units)[0]
+            except WouldWait:
+                return None
+            self._cache.add(key, chunk)
+        return [chunk]
 
     def close(self) -> None:
         """Let go of the source; decoded units stay cached."""
@@ -198,6 +222,20 @@ class FlatBlocks:
         """As `read`, but raises WouldWait rather than wait for bytes."""
         return [self._reader.read_run_nowait(*self._run(unit)) for unit in units]
 
+    def start(self, unit: int, decoders: Decoders, key: int) -> bool:
+        """Have a block decoded elsewhere; False where that cannot be, or its bytes would have to be waited for."""
+        first, places, buffer_bytes = self._run(unit)
+        try:
+            cut = self._reader.cut_run_nowait(first, places)
+        except (WouldWait, DafmountError, OSError):
+            return False  # whoever reads the block meets it again
+        return cut is not None and decoders.start(key, *cut, buffer_bytes)
+
+    @property
+    def n_blocks(self) -> int:
+        """How many there are."""
+        return -(-self._grid.n_chunks // self._per_block)
+
     def close(self) -> None:
         """Nothing of its own."""
 
@@ -216,13 +254,24 @@ class PackedNumbers:
     """
 
     def __init__(
-        self, grid: Grid, reader: ChunkReader, cache: ChunkCache, file_number: int, *, block_bytes: int = BLOCK_BYTES
+        self,
+        grid: Grid,
+        reader: ChunkReader,
+        cache: ChunkCache,
+        file_number: int,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        decoders: Decoders | None = None,
     ) -> None:
-        """With `block_bytes` 0 there are no blocks."""
+        """With `block_bytes` 0 there are no blocks; without `decoders` nothing is decoded ahead."""
         self._grid = grid
         self._chunks = CachedUnits(reader, cache, file_number << KEY_BITS)
         self._ends: deque[int] = deque(maxlen=16)
         self._last = (0, 0, 0)
+        self._decoders = decoders
+        self._last_block = 0
+        self._n_in_a_row = 0
+        self._asked = 0
         self._blocks: FlatBlocks | None = None
         per_block = min(block_bytes, cache.limit_bytes // MIN_BLOCKS) // max(1, grid.chunk_bytes)
         if grid.is_sequential and per_block > 1:
@@ -254,8 +303,12 @@ class PackedNumbers:
         run = self._grid.run(offset, length)
         blocks = self._blocks_for(run, offset, length)
         if blocks is not None:
+            self._wait_for(blocks)
             flat = self._cached_blocks.get_nowait(blocks)
-            return None if flat is None else self._cut(offset, length, blocks, flat)
+            if flat is None:
+                return None
+            self._decode_ahead(blocks)
+            return self._cut(offset, length, blocks, flat)
         needed = self._needed(run, offset, length)
         chunks = self._chunks.get_nowait(needed)
         return None if chunks is None else self._join(run, offset, length, needed, chunks)
@@ -276,6 +329,29 @@ class PackedNumbers:
                     self._cached_blocks.discard(block)
                 return memoryview(flat)[offset - start : offset - start + length]
         return None
+
+    def _wait_for(self, blocks: range) -> None:
+        if self._decoders is not None and blocks.start < self._asked:
+            for block in blocks:
+                self._decoders.wait(self._cached_blocks.key(block))
+
+    def _decode_ahead(self, blocks: range) -> None:
+        """Have the blocks behind these decoded elsewhere, once enough were read one after the other."""
+        decoders, flat = self._decoders, self._blocks
+        if decoders is None or flat is None:
+            return
+        if blocks.start > self._last_block + 1 or blocks.start < self._last_block:
+            self._n_in_a_row = self._asked = 0
+        self._n_in_a_row += blocks.stop - 1 - self._last_block if self._n_in_a_row else 1
+        self._last_block = blocks.stop - 1
+        if self._n_in_a_row < AHEAD_AFTER_BLOCKS:
+            return
+        decoders.collect()
+        self._asked = max(self._asked, blocks.stop)
+        while self._asked < min(blocks.stop + decoders.depth, flat.n_blocks) and decoders.has_room():
+            if not flat.start(self._asked, decoders, self._cached_blocks.key(self._asked)):
+                break
+            self._asked += 1
 
     def _blocks_for(self, run: Run | None, offset: int, length: int) -> range | None:
         """The blocks that answer a read, None where single chunks do."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dafmount.shard.grid import Grid
-from dafmount.source.ahead import MAX_PIECE_BYTES, MAX_WINDOW_BYTES, MIN_PIECE_BYTES, Ahead, Streams
+from dafmount.source.ahead import MAX_PIECE_BYTES, MAX_WINDOW_BYTES, Ahead, Streams, piece_bytes
 from dafmount.source.fetchers import Fetchers, Task
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardSpec
@@ -56,6 +56,30 @@ def _block_chunks(grid: Grid) -> int:
     return max((n for n in range(1, most + 1) if n_rows % n == 0), default=1)
 
 
+class FarFile:
+    """A file of a far source as it is, handed out without copies."""
+
+    def __init__(self, source: Ahead) -> None:
+        self._source = source
+
+    @property
+    def size(self) -> int:
+        """Length in bytes; may have to ask."""
+        return self._source.size
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Exactly `length` bytes at `offset`."""
+        return self._source.view(offset, length)
+
+    def read_nowait(self, offset: int, length: int) -> bytes | memoryview | None:
+        """As `read`, but where the bytes are not here it begins to fetch them and returns None."""
+        return self._source.view_nowait(offset, length)
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._source.close()
+
+
 class _Plan(NamedTuple):
     """Flat bytes whose chunks are being asked for; done once all requests for them are under way."""
 
@@ -95,13 +119,16 @@ class FarNumbers:
 
         Raises ReadAheadDeclined where a reader of one column has come to its end and the next one is not here: after
         each column the kernel reads ahead as much as a fourth of it, which would be fetched for nobody. Should the
-        reader go on, the kernel asks again, page by page, which shows that it does.
+        reader go on, the kernel asks again, page by page, which shows that it does. So it does too where somebody looks
+        at the first element of a column in a mapped file, and the kernel wants as much before it as after it.
         """
         data = self._numbers.read_nowait(offset, length)
         if data is None and not self._is_planned(offset, length):
             if self._is_beyond_column(offset, length):
                 raise ReadAheadDeclined
             self._plan_needed(offset, length)
+            if self._is_around_column(offset, length):
+                raise ReadAheadDeclined
         self._go_ahead(offset, length)
         return data
 
@@ -112,6 +139,8 @@ class FarNumbers:
     def _plan_needed(self, offset: int, length: int) -> None:
         stop = offset + length
         start = self._column_start(offset, length)
+        if start is not None and self._is_around_column(offset, length):
+            offset = start // _PAGE_BYTES * _PAGE_BYTES
         if start is not None and self._column_bytes <= MAX_COLUMN_BYTES:
             # The last page is read as a whole.
             stop = max(stop, -(-(start + self._column_bytes) // _PAGE_BYTES) * _PAGE_BYTES)
@@ -121,8 +150,7 @@ class FarNumbers:
         with self._lock:
             ahead = self._streams.note(offset, length, self.size, self._column_start(offset, length))
         if ahead is not None:
-            piece = max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, (ahead.stop - ahead.start) // self._fetchers.n_threads))
-            self._plan(ahead.start, ahead.stop, piece, is_needed=False)
+            self._plan(ahead.start, ahead.stop, piece_bytes(ahead, self._fetchers), is_needed=False)
 
     def _is_beyond_column(self, offset: int, length: int) -> bool:
         """Whether a read leads out of the only column that its reader has read so far."""
@@ -134,6 +162,13 @@ class FarNumbers:
             if is_beyond:
                 self._streams.decline(offset, length)
         return is_beyond
+
+    def _is_around_column(self, offset: int, length: int) -> bool:
+        """Whether a column begins in the middle of what is read, and is not over soon."""
+        if not MIN_DECLINED_BYTES <= length <= 2 * self._column_bytes:
+            return False
+        start = self._column_start(offset, length)
+        return start is not None and start - offset >= length // 2
 
     def _column_start(self, offset: int, length: int) -> int | None:
         """Where the column begins that a read is taken to be the first part of; None for other reads."""

@@ -30,11 +30,11 @@ from dafmount.tree.chunks import Raw, ShardReader, ShardSpec, WouldWait
 
 log = logging.getLogger(__name__)
 
-PART_CHUNKS = 1024
-"""Entries of the index that are read together: 16 KiB."""
+PART_CHUNKS = 256
+"""Entries of the index that are read together: 4 KiB, mostly a few columns."""
 
-RUN_OF_PARTS = 16
-"""Parts read together where the one before was read already."""
+RUN_OF_PARTS = 64
+"""The most parts read together, where those before were read already."""
 
 SMALL_INDEX_BYTES = 64 * 1024
 """An index up to this size is read as a whole at once."""
@@ -105,6 +105,9 @@ class IndexedShardReader:
     def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview:
         """As `read_run`, but raises WouldWait rather than wait for bytes."""
         return self._read_run(first, places, buffer_bytes, is_waiting=False)
+
+    def cut_run_nowait(self, first: int, places: Sequence[int]) -> None:
+        """None: the network is slower than one process decodes."""
 
     def raw_sizes(self) -> NDArray[np.int64]:
         """The bytes of every raw chunk, which only the directory or the chunks' heads tell."""
@@ -360,8 +363,10 @@ class _Index:
     def _read_parts(self, missing: Sequence[int], read: _ReadIndex) -> None:
         n_parts = -(-self._n_chunks // PART_CHUNKS)
         first, last = missing[0], missing[-1]
-        if first - 1 in self._parts:
-            last = max(last, min(first + RUN_OF_PARTS, n_parts) - 1)
+        before = 0
+        while before < RUN_OF_PARTS and first - 1 - before in self._parts:
+            before += 1
+        last = max(last, min(first + min(2 * before, RUN_OF_PARTS), n_parts) - 1)
         start, stop = first * PART_CHUNKS, min((last + 1) * PART_CHUNKS, self._n_chunks)
         block = read(Range(start * directory.INDEX_ENTRY_BYTES, stop * directory.INDEX_ENTRY_BYTES))
         pairs = np.frombuffer(block, "<u8").reshape(-1, 2)

@@ -278,6 +278,8 @@ class OpenContents:
         self._idle_limit = idle_limit
         self._lock = threading.Lock()
         self._used: dict[int, tuple[Content, int]] = {}
+        self.n_opened = 0
+        """How often a file was opened so far."""
         self._idle: OrderedDict[int, Content] = OrderedDict()
         self._to_close: queue.SimpleQueue[Content] = queue.SimpleQueue()
         self._closer: threading.Thread | None = None
@@ -394,7 +396,13 @@ class OpenContents:
         with self._lock:
             return self._take_locked(number)
 
+    @property
+    def n_in_use(self) -> int:
+        """Files that are open now."""
+        return len(self._used)
+
     def _take_locked(self, number: int) -> Content | None:
+        self.n_opened += 1
         if number in self._used:
             content, users = self._used[number]
             self._used[number] = (content, users + 1)

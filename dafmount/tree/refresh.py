@@ -67,7 +67,7 @@ class State(Protocol):
 
 
 class ArchiveState:
-    """A source that changes as a whole: a ZIP archive, or one that is never asked again."""
+    """A source that changes as a whole: a ZIP archive, or anything on a web server."""
 
     def __init__(self, resolved: Resolved, style: Style) -> None:
         self._archive = Watched(resolved.archive, remembers_listings=False)

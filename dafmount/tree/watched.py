@@ -6,6 +6,7 @@ Knows neither the tree nor Daf. Threads may share it.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from dafmount.errors import NotFound
 from dafmount.source.base import Archive, ByteSource, Entry, Stamp
@@ -59,6 +60,10 @@ class Watched:
         """See Archive."""
         self.used_s = time.monotonic()
         return self.archive.read_small(path, limit_bytes)
+
+    def expect(self, paths: Sequence[str]) -> None:
+        """See Archive."""
+        self.archive.expect(paths)
 
     def stamp(self, path: str = "") -> Stamp:
         """See Archive."""

@@ -20,7 +20,7 @@ import zstandard
 from benchmarks.bench import Bench
 from benchmarks.data import LARGE_FACTOR, matrix_path
 from benchmarks.figures import Figure, Reach, Samples, interleave, ratio
-from benchmarks.mounting import DAFMOUNT, DEFAULT_READ_AHEAD_KIB, RAISED_READ_AHEAD_KIB, CannotMeasure, mounted
+from benchmarks.mounting import BARE, DAFMOUNT, DEFAULT_READ_AHEAD_KIB, RAISED_READ_AHEAD_KIB, CannotMeasure, mounted
 from benchmarks.reading import (
     fault_pages,
     forget,
@@ -282,9 +282,14 @@ def line_9(bench: Bench) -> list[Figure]:
     remember(archive)
     n_names, n_reads = 2 * bench.data.scale.n_vectors, bench.data.scale.n_small_reads
     samples: Samples = {step: [] for step in STEPS}
+    bare: Samples = {step: [] for step in STEPS}
     for _ in range(bench.rounds):
-        for step, value in metadata_steps(archive, n_reads, DAFMOUNT).items():
-            samples[step].append(value)
+        for kept, steps in (
+            (samples, metadata_steps(archive, "vectors/cell", n_reads, DAFMOUNT)),
+            (bare, metadata_steps(str(n_names), "names", n_reads, BARE)),
+        ):
+            for step, value in steps.items():
+                kept[step].append(value)
     others, missing = peers_metadata(bench, archive, n_reads)
     texts = {
         "mount": (f"mounting an archive of {n_names} properties' files", "s", 0.5),
@@ -295,10 +300,21 @@ def line_9(bench: Bench) -> list[Figure]:
     }
     figures = []
     for step, (what, unit, value) in texts.items():
-        note = ", ".join(f"{name} {seconds[step]:.2f} {unit}" for name, seconds in others.items())
+        alone = f"a bare pyfuse3 server {statistics.median(bare[step]):.2f} {unit}"
+        note = ", ".join([alone, *(f"{name} {seconds[step]:.2f} {unit}" for name, seconds in others.items())])
         note = "; ".join(part for part in (note, missing if step == "mount" else "") if part)
         mine = samples[step]
-        figures.append(Figure("9", what, statistics.median(mine), unit, Reach("at most", value), note, {step: mine}))
+        figures.append(
+            Figure(
+                "9",
+                what,
+                statistics.median(mine),
+                unit,
+                Reach("at most", value),
+                note,
+                {step: mine, "bare": bare[step]},
+            )
+        )
     return figures
 
 
@@ -307,16 +323,16 @@ def peers_metadata(bench: Bench, archive: Path, n_reads: int) -> tuple[dict[str,
     others, missing = {}, []
     for name, find in (("ratarmount", bench.peers.ratarmount), ("mount-zip", bench.peers.mount_zip)):
         try:
-            others[name] = metadata_steps(archive, n_reads, find())
+            others[name] = metadata_steps(archive, "vectors/cell", n_reads, find())
         except CannotMeasure as error:
             missing.append(f"{name} not measured: {error}")
     return others, "; ".join(missing)
 
 
-def metadata_steps(archive: Path, n_reads: int, command: Sequence[str]) -> dict[str, float]:
+def metadata_steps(source: Path | str, names_in: str, n_reads: int, command: Sequence[str]) -> dict[str, float]:
     """Seconds of each step, one after the other on one mount; and the server's memory."""
-    with mounted(archive, command=command) as mount:
-        directory = str(mount.path("vectors/cell"))
+    with mounted(source, command=command) as mount:
+        directory = str(mount.path(names_in))
         steps = {"mount": mount.mount_s}
         steps["find"] = _run(["find", str(mount.mountpoint)])
         steps["ls -l"] = _run(["ls", "-l", directory])

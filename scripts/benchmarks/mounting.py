@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DAFMOUNT = (sys.executable, "-m", "dafmount.cli.dafmount")
+BARE = (sys.executable, str(Path(__file__).with_name("bare.py")))
+"""Takes a number of names instead of a source."""
 LIMIT_S = 120
 DEFAULT_READ_AHEAD_KIB = 128
 """The kernel's."""

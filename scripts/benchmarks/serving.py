@@ -1,4 +1,6 @@
-"""A web server that answers ranges after a delay and counts: `python -m benchmarks.serving DIRECTORY DELAY_S`.
+"""A web server that answers ranges after a delay and counts: `python -m benchmarks.serving DIRECTORY DELAY_S RATE`.
+
+All its connections together send no more than RATE bytes a second, as over a network of that speed; 0: as they can.
 
 It prints its URL, serves until its standard input ends, and tells at /-/counts what was asked for since the last time.
 """
@@ -21,6 +23,8 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import unquote
 
 COUNTS = "/-/counts"
+SLICE_BYTES = 256 * 1024
+"""What one connection sends before it is another's turn, where they share a rate."""
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -44,9 +48,9 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(directory: Path, delay_s: float) -> Iterator[Server]:
+def serving(directory: Path, delay_s: float, bytes_per_s: float = 0.0) -> Iterator[Server]:
     """Serve the files of a directory."""
-    command = [sys.executable, "-m", "benchmarks.serving", str(directory), str(delay_s)]
+    command = [sys.executable, "-m", "benchmarks.serving", str(directory), str(delay_s), str(bytes_per_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -56,10 +60,33 @@ def serving(directory: Path, delay_s: float) -> Iterator[Server]:
             process.stdin.close()
 
 
+class _Link:
+    """What all connections share."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def wait_to_send(self, wanted: int) -> int:
+        """How many of the bytes wanted may be sent, once those before have gone over it."""
+        if not self._bytes_per_s:
+            return wanted
+        n_bytes = min(wanted, SLICE_BYTES)
+        with self._lock:
+            # It lags behind by no more than a packet or two in a switch would.
+            self._free_s = max(self._free_s, time.monotonic() - SLICE_BYTES / self._bytes_per_s)
+            self._free_s += n_bytes / self._bytes_per_s
+            free_s = self._free_s
+        time.sleep(max(0.0, free_s - time.monotonic()))
+        return n_bytes
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     directory: Path
     delay_s: float
+    link: _Link
     lock = threading.Lock()
     counted: ClassVar = [0, 0]
 
@@ -92,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             with path.open("rb") as stream:
                 while start < stop:
-                    start += os.sendfile(self.connection.fileno(), stream.fileno(), start, stop - start)
+                    length = self.link.wait_to_send(stop - start)
+                    start += os.sendfile(self.connection.fileno(), stream.fileno(), start, length)
 
     def _wanted(self, size: int) -> tuple[int, int]:
         match = _RANGE.fullmatch(self.headers.get("range", ""))
@@ -119,8 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def _main(directory: str, delay_s: str) -> None:
-    _Handler.directory, _Handler.delay_s = Path(directory), float(delay_s)
+def _main(directory: str, delay_s: str, bytes_per_s: str) -> None:
+    _Handler.directory, _Handler.delay_s, _Handler.link = Path(directory), float(delay_s), _Link(float(bytes_per_s))
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -28,6 +28,8 @@ N_COLUMNS = 50
 MORE_REQUESTS = 4
 """For the shard's end and the like."""
 MORE_BYTES = 1.3
+NETWORKS = {"1 Gbit/s": 1e9 / 8, "2.5 Gbit/s": 2.5e9 / 8, "this machine, no limit": 0.0}
+"""Bytes a second that all connections share; 0 for as many as the machine copies."""
 
 
 def line_h1(bench: Bench) -> list[Figure]:
@@ -44,13 +46,16 @@ def line_h2(bench: Bench) -> list[Figure]:
 
 
 def line_h3(bench: Bench) -> list[Figure]:
-    """Sequential reading of a file on a web server, against curl."""
+    """Sequential reading of a file on a web server, against curl, over networks of some speeds."""
     curl = shutil.which("curl")
     if curl is None:
         raise CannotMeasure("curl is not installed")
-    data = bench.data
+    return [_sequentially(bench.data, curl, network, rate) for network, rate in NETWORKS.items()]
+
+
+def _sequentially(data: Data, curl: str, network: str, bytes_per_s: float) -> Figure:
     directory = data.flat_directory("counts")
-    with serving(data.place, DELAY_S) as server:
+    with serving(data.place, DELAY_S, bytes_per_s) as server:
         url = f"{server.url}/{directory.name}"
 
         def read() -> float:
@@ -65,8 +70,8 @@ def line_h3(bench: Bench) -> list[Figure]:
         samples = interleave({"dafmount": read, "curl": fetch}, data.scale.rounds)
     n_bytes = os.stat(data.flat("counts")).st_size
     note = ", ".join(f"{name} {n_bytes / statistics.median(taken) / 1e6:.0f} MB/s" for name, taken in samples.items())
-    what = "flat file on a web server, 20 ms away, cold, sequentially, against curl"
-    return [Figure("H3", what, ratio(samples, "curl", "dafmount"), "x", Reach("at least", 0.8), note, samples)]
+    what = f"flat file on a web server, 20 ms away, cold, sequentially, against curl: {network}"
+    return Figure("H3", what, ratio(samples, "curl", "dafmount"), "x", Reach("at least", 0.8), note, samples)
 
 
 def _columns(data: Data, line: str, what: str, columns: Sequence[int]) -> list[Figure]:
@@ -91,9 +96,10 @@ def _measured(
     needed: int,
 ) -> list[Figure]:
     path = mount.path(matrix_path(MATRIX))
+    column_bytes = os.stat(path).st_size // _n_columns(mount)
     server.counts()
     start = time.perf_counter()
-    read(path, os.stat(path).st_size // _n_columns(mount), columns)
+    read(path, column_bytes, columns)
     taken = time.perf_counter() - start
     n_requests, n_bytes = server.counts()
     most = len(columns) + MORE_REQUESTS

@@ -14,7 +14,8 @@ def test_defaults() -> None:
     assert (options.http.gap_bytes, options.http.connections, options.http.retries) == (8 * KIB, 8, 4)
     assert options.for_source("/x.daf").cache_bytes == 64 * MIB
     remote = options.for_source("https://host/x.daf")
-    assert (remote.cache_bytes, remote.readahead_bytes) == (256 * MIB, 0)
+    assert (remote.cache_bytes, remote.readahead_bytes, remote.refresh_s) == (256 * MIB, 0, 60)
+    assert options.for_source("/x.daf").refresh_s == 1
 
 
 def test_the_environment() -> None:
@@ -34,7 +35,7 @@ def test_the_environment() -> None:
 
 def test_words() -> None:
     words = ["header=X-A: 1\\,2,header=Cookie: c=d,user=me,password-file=/p,cacert=/c,retries=0,connections=3"]
-    words += ["timeout=7,cache=1M,readahead=256K,cache-dir=/d,cache-dir-size=2G,header-file=/h"]
+    words += ["timeout=7,cache=1M,readahead=256K,refresh=5,cache-dir=/d,cache-dir-size=2G,header-file=/h"]
     options = parse_options(words, {})
     http = options.http
     assert http.headers == (("X-A", "1,2"), ("Cookie", "c=d"))
@@ -42,7 +43,7 @@ def test_words() -> None:
     assert (http.retries, http.connections, http.timeout_s, options.timeout_s) == (0, 3, 7, 7)
     assert (http.cache_directory, http.cache_directory_bytes) == (Path("/d"), 2 * GIB)
     remote = options.for_source("http://host/x")
-    assert (remote.cache_bytes, remote.readahead_bytes) == (MIB, 256 * KIB)
+    assert (remote.cache_bytes, remote.readahead_bytes, remote.refresh_s) == (MIB, 256 * KIB, 5)
     assert options.for_source("/x") == options
     assert secrets_in(words) == ["1,2", "c=d"]
 

@@ -289,6 +289,104 @@ def test_an_archive_that_is_replaced(site: Path, mounted: Mounted) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Files that change on the server
+
+LONG = "vectors/cell/long.data"
+
+
+def site_of(values: np.ndarray, is_packed: bool) -> dict[str, bytes]:
+    """The files of a server that has one data set twice, as a directory and as an archive."""
+    descriptor = {"format": "dense", "eltype": "UInt32"}
+    files = {"daf.json": b'{"version":[1,1]}\n', "axes/cell.txt": b"".join(b"%d\n" % n for n in range(len(values)))}
+    if is_packed:
+        shard = io.BytesIO()
+        write_shard(shard, values.tobytes(), values.shape, (10_000,), 4, "zstd", 1)
+        descriptor |= {"packed_format": "indexed+zipped", "chunk_shape": [10_000], "index_location": "start"}  # type: ignore[dict-item]
+        descriptor |= {"compression": "zstd"}
+        files[LONG.replace(".data", ".zip")] = shard.getvalue()
+    else:
+        files[LONG] = values.tobytes()
+    files[LONG.replace(".data", ".json")] = json.dumps(descriptor).encode()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as stream:
+        for name, data in files.items():
+            stream.writestr(name, data)
+    axes = {"axes/cell": {"n_entries": len(values)}}
+    files["metadata.json"] = json.dumps(axes | {LONG.removesuffix(".data"): descriptor}).encode()
+    return {f"x.daf/{name}": data for name, data in files.items()} | {"x.daf.zip": archive.getvalue()}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["flat", "packed"])
+def states(request: pytest.FixtureRequest) -> list[tuple[bytes, dict[str, bytes]]]:
+    """Two states of a data set: its vector's bytes, and what lies on the server. The names and sizes are the same."""
+    random = np.random.default_rng(9)
+    made = [random.integers(0, 1 << 32, 500_000, dtype="<u4") for _ in range(2)]
+    return [(values.tobytes(), site_of(values, request.param)) for values in made]
+
+
+@pytest.mark.parametrize("source", ["x.daf", "x.daf.zip"])
+@pytest.mark.parametrize("refresh", ["0", "0.1"])
+def test_a_data_set_that_is_replaced_is_shown_anew(
+    source: str, refresh: str, states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    """Without looking for changes too, for a read finds out."""
+    (old, old_files), (new, new_files) = states
+    with (
+        serving(old_files) as web,
+        mounted(f"{web.url}/{source}?key=secret", "-o", f"refresh={refresh}", expect_log=["changed|replaced"]) as shown,
+        (shown / LONG).open("rb", buffering=0) as opened,
+    ):
+        assert opened.read(4096) == old[:4096]
+        web.files, web.version = new_files, "2"
+        assert reason(lambda: [opened.read(4096) for _ in range(len(old) // 4096)]) == errno.ESTALE
+        assert (shown / LONG).read_bytes() == new
+        assert (shown / LONG).stat().st_size == len(new)
+        assert reason(lambda: os.pread(opened.fileno(), 4096, len(old) - 8192)) == errno.ESTALE
+        assert all("key=secret" in request.path for request in web.requests)
+
+
+@pytest.mark.parametrize("source", ["x.daf", "x.daf.zip"])
+def test_a_replaced_data_set_is_noticed_though_the_kernel_remembers_all_of_it(
+    source: str, states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    (old, old_files), (new, new_files) = states
+    with serving(old_files) as web, mounted(f"{web.url}/{source}", "-o", "refresh=0.1") as shown:
+        assert (shown / LONG).read_bytes() == old
+        web.files, web.version = new_files, "2"
+        found = [old]
+
+        def is_new() -> bool:
+            code = reason(lambda: found.append((shown / LONG).read_bytes()))
+            assert code in (None, errno.ESTALE)
+            return found[-1] == new
+
+        wait_until(is_new, "the new state")
+        assert set(found) == {old, new}
+
+
+def test_a_server_that_goes_away_for_a_while_changes_nothing(
+    states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
+) -> None:
+    (old, files), _ = states
+
+    def fails(handler: Handler) -> bool:
+        handler.send_whole(503, b"")
+        return True
+
+    with (
+        serving(files) as web,
+        mounted(f"{web.url}/x.daf.zip", "-o", "refresh=0.05,retries=0") as shown,
+        (shown / LONG).open("rb", buffering=0) as file,
+    ):
+        assert file.read(4096) == old[:4096]
+        web.behave = fails
+        n_before = len(web.requests)
+        wait_until(lambda: len(web.requests) > n_before + 3, "some looks at the server")
+        web.behave = None
+        assert (shown / LONG).read_bytes() == old
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What is fetched
 
 
@@ -309,6 +407,51 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
         archive.writestr("matrices/cell/gene/x.json", json.dumps(descriptor))
         archive.writestr("matrices/cell/gene/x.zip", shard.getvalue())
     return place, values
+
+
+def many_vectors(place: Path, n_vectors: int, n_values: int) -> Path:
+    """An archive of packed vectors that do not compress, each after its descriptor."""
+    values = np.random.default_rng(4).integers(0, 1 << 32, n_values, dtype="<u4")
+    shard = io.BytesIO()
+    write_shard(shard, values.tobytes(), values.shape, (n_values,), 4, "zstd", 1)
+    packing = {"packed_format": "indexed+zipped", "chunk_shape": [n_values], "index_location": "start"}
+    descriptor = json.dumps({"format": "dense", "eltype": "UInt32", **packing, "compression": "zstd"})
+    with zipfile.ZipFile(place / "many.daf.zip", "w") as archive:
+        archive.writestr("daf.json", '{"version":[1,1]}\n')
+        archive.writestr("axes/cell.txt", "".join(f"{n}\n" for n in range(n_values)))
+        for number in range(n_vectors):
+            archive.writestr(f"vectors/cell/v{number}.json", descriptor)
+            archive.writestr(f"vectors/cell/v{number}.zip", shard.getvalue())
+    return place / "many.daf.zip"
+
+
+@pytest.mark.parametrize(("n_vectors", "n_values", "are_near"), [(2000, 250, True), (200, 6000, False)])
+def test_descriptors_come_together_or_at_the_same_time(
+    n_vectors: int, n_values: int, are_near: bool, mounted: Mounted, tmp_path: Path
+) -> None:
+    many_vectors(tmp_path, n_vectors, n_values)
+    lock, now, most = threading.Lock(), 0, 0
+
+    def count(handler: Handler) -> bool:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        handler.send_content()
+        with lock:
+            now -= 1
+        return True
+
+    with serving(tmp_path, count, delay_s=0.01) as web, mounted(web.url + "/many.daf.zip") as shown:
+        command = ["ls", "-l", str(shown), str(shown / "vectors/cell")]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+        assert len(re.findall(rf" {4 * n_values} .* v\d+\.data", listing)) == n_vectors
+        assert len(re.findall(r" v\d+\.json", listing)) == n_vectors
+        assert len(web.requests) <= (20 if are_near else n_vectors + 20)
+        if not are_near:
+            assert most > 1
+        descriptor = json.loads((shown / "vectors/cell/v99.json").read_text())
+        assert descriptor == {"format": "dense", "eltype": "UInt32"}
 
 
 def test_columns_far_apart_cost_a_request_each(wide: tuple[Path, np.ndarray], mounted: Mounted) -> None:
@@ -336,10 +479,43 @@ def test_a_mapped_column_fetches_little_more(wide: tuple[Path, np.ndarray], moun
         path = shown / "matrices/cell/gene/x.data"
         assert path.stat().st_size == values.nbytes
         web.requests.clear()
+        before = web.sent_bytes
         command = [sys.executable, "-c", program % values.shape, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert done.stdout.split() == [str(values[100].sum()), str(values[7].sum())]
-        assert len(web.requests) <= 2 + 6
+        assert len(web.requests) <= 2 + 4
+        for_index = 16 * N_COLUMNS * -(-N_ROWS // CHUNK_ROWS)
+        needed = ((place / "wide.daf.zip").stat().st_size - for_index) * 2 / N_COLUMNS
+        assert web.sent_bytes - before <= 1.3 * needed + for_index
+
+
+def test_reads_past_the_kernels_cache_fetch_their_chunks_only(
+    wide: tuple[Path, np.ndarray], mounted: Mounted
+) -> None:
+    place, values = wide
+    program = """
+import mmap, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+page = mmap.mmap(-1, 4096)
+for offset in map(int, sys.argv[2:]):
+    assert os.preadv(descriptor, [page], offset // 4096 * 4096) == 4096
+    print(page[offset % 4096 :][:4].hex())
+"""
+    offsets = [str(column * values[0].nbytes) for column in (3, 90, 41)]
+    with serving(place) as web, mounted(web.url + "/wide.daf.zip") as shown:
+        path = shown / "matrices/cell/gene/x.data"
+        assert path.stat().st_size == values.nbytes
+        with path.open("rb", buffering=0) as file:
+            os.pread(file.fileno(), 4, 200 * N_ROWS * 4)
+        before, n_before = web.sent_bytes, len(web.requests)
+        done = subprocess.run(
+            [sys.executable, "-c", program, path, *offsets], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        )
+        assert done.stdout.split() == [values[column, :1].tobytes().hex() for column in (3, 90, 41)]
+        assert len(web.requests) - n_before <= 3 + 3
+        chunk_bytes = (place / "wide.daf.zip").stat().st_size / (N_COLUMNS * -(-N_ROWS // CHUNK_ROWS))
+        for_index = 16 * N_COLUMNS * -(-N_ROWS // CHUNK_ROWS)
+        assert web.sent_bytes - before <= 3 * 2.2 * chunk_bytes + 2 * for_index
 
 
 def test_random_reads_fetch_nothing_extra(wide: tuple[Path, np.ndarray], mounted: Mounted) -> None:

@@ -141,6 +141,27 @@ def test_every_altered_byte_of_a_blosc_header_is_an_error_or_changes_nothing(
     assert n_errors > 100
 
 
+@pytest.mark.parametrize("cname", ["zstd", "lz4"])
+@pytest.mark.parametrize("blocksize", [0, 1024])
+@pytest.mark.parametrize("how", [numcodecs.Blosc.NOSHUFFLE, numcodecs.Blosc.SHUFFLE, numcodecs.Blosc.BITSHUFFLE])
+def test_the_short_way_takes_just_what_passes_all_checks_of_many(cname: str, blocksize: int, how: int) -> None:
+    payload = bytes(numcodecs.Blosc(cname, 5, how, blocksize).encode(np.frombuffer(RAW, "<i8")))
+    altered = [payload]
+    for at in range(24):
+        altered += [payload[:at] + bytes([payload[at] ^ (1 << bit)]) + payload[at + 1 :] for bit in range(8)]
+    n_taken = 0
+    for buffer in altered:
+        start, stored = np.array([0], np.int64), np.array([len(buffer)], np.int64)
+        simple = bool(blosc.simple_chunks(np.frombuffer(buffer, np.uint8), start, stored, len(RAW))[0])
+        raw = blosc.decode_simple(buffer, len(RAW))
+        assert raw is None or simple
+        n_taken += raw is not None
+        if buffer is payload:
+            assert (raw is not None) is simple
+            assert raw is None or raw == RAW
+    assert n_taken > 0 or blocksize != 0
+
+
 @pytest.mark.parametrize("compression", list(codecs.CODECS))
 def test_every_altered_or_missing_byte_of_a_payload_is_an_error(compression: str) -> None:
     payload, crc, stated = codecs.encode_chunk(compression, 5, 8, RAW[:800])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -135,6 +135,60 @@ def test_what_fails_ahead_of_a_reader_does_not_stop_it(fetchers: Fetchers) -> No
     assert ahead.read(0, 1000) == DATA[:1000]
 
 
+class Slow(Recording):
+    """A source whose bytes come in two halves, the second when the gate opens; or not at all, if it is to fail."""
+
+    def read_into(self, offset: int, buffer: memoryview, arrived: Callable[[int], None]) -> None:
+        self.asked.append((offset, len(buffer)))
+        half = len(buffer) // 2
+        buffer[:half] = self.data[offset : offset + half]
+        arrived(half)
+        assert self.gate.wait(30)
+        if self.failure is not None:
+            raise self.failure
+        buffer[half:] = self.data[offset + half : offset + len(buffer)]
+        arrived(len(buffer))
+
+
+def test_the_first_bytes_of_a_request_can_be_read_before_the_last_are_here(fetchers: Fetchers) -> None:
+    source = Slow()
+    source.gate.clear()
+    ahead = Ahead(source, fetchers, is_sequential=False)
+    ahead.prefetch(Range(0, 1000), is_needed=True)
+    assert ahead.read(0, 500) == DATA[:500]
+    assert ahead.read_here(100, 400) == DATA[100:500]
+    assert ahead.read_here(100, 401) is None
+    source.gate.set()
+    assert ahead.read(400, 600) == DATA[400:1000]
+    assert source.asked == [(0, 1000)]
+
+
+def test_a_request_that_fails_half_way_fails_for_those_who_need_the_rest(fetchers: Fetchers) -> None:
+    source = Slow()
+    source.gate.clear()
+    source.failure = SourceUnavailable("half way")
+    ahead = Ahead(source, fetchers, is_sequential=False)
+    ahead.prefetch(Range(0, 1000), is_needed=True)
+    failed: list[type[Exception]] = []
+
+    def read() -> None:
+        try:
+            ahead.read(450, 100)
+        except SourceUnavailable as error:
+            failed.append(type(error))
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    assert ahead.read(0, 500) == DATA[:500]
+    source.gate.set()
+    for reader in readers:
+        reader.join(30)
+    assert failed
+    source.failure = None
+    assert ahead.read(0, 1000) == DATA[:1000]
+
+
 def test_reads_outside(fetchers: Fetchers) -> None:
     ahead = Ahead(Recording(), fetchers)
     for offset, length in ((len(DATA), 1), (-1, 5), (0, len(DATA) + 1)):
@@ -166,10 +220,10 @@ def test_closing_closes_the_source(fetchers: Fetchers) -> None:
     assert fetchers.held_bytes == 0
 
 
-def test_a_window_is_as_long_as_what_was_read_and_renewed_when_half_is_used() -> None:
+def test_a_window_grows_with_what_was_read_and_is_renewed_when_half_is_used() -> None:
     streams = Streams(max_window_bytes=1000)
     found = [streams.note(at, 100, 10_000) for at in range(0, 2000, 100)]
-    assert found[:3] == [None, Range(200, 400), Range(400, 600)]
+    assert found[:4] == [None, Range(200, 800), None, Range(800, 1400)]
     assert None in found[3:]
     wanted = [window for window in found if window is not None]
     assert all(before.stop == after.start for before, after in pairwise(wanted))

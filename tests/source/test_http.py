@@ -75,6 +75,20 @@ def test_any_range_is_what_lies_there(open_url: Open) -> None:
             assert file.read(offset, length) == DATA[offset : offset + length]
 
 
+def test_a_buffer_is_filled_step_by_step(open_url: Open) -> None:
+    with serving({"big": BIG}) as web:
+        file = open_url(web.url + "/big")
+        assert file.size == len(BIG)
+        for offset, length in ((0, len(BIG)), (0, 10), (5, 0), (100_000, 1_000_000)):
+            buffer, steps = bytearray(length), [0]
+            file.read_into(offset, memoryview(buffer), steps.append)
+            assert buffer == BIG[offset : offset + length]
+            assert steps[-1] == length
+            assert steps == sorted(steps)
+        with pytest.raises(ShortRead):
+            file.read_into(len(BIG) - 1, memoryview(bytearray(2)), steps.append)
+
+
 def test_the_first_bytes_come_with_the_size(open_url: Open) -> None:
     with serving(FILES) as web:
         file = open_url(web.url + "/small")
@@ -208,6 +222,15 @@ def test_a_closed_file(open_url: Open) -> None:
 def whole(handler: Handler) -> bool:
     handler.send_content(ranges=False)
     return True
+
+
+def test_a_server_without_ranges_fills_buffers_too(open_url: Open) -> None:
+    with behaving(whole) as web:
+        file = open_url(web.url + "/data")
+        buffer, steps = bytearray(1000), [0]
+        file.read_into(299_000, memoryview(buffer), steps.append)
+        assert buffer == DATA[299_000:]
+        assert steps[-1] == 1000
 
 
 def test_a_server_without_ranges_is_read_once_as_a_whole(

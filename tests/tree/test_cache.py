@@ -75,13 +75,3 @@ def test_a_failed_flight_leaves_its_keys_to_the_next_who_asks() -> None:
     assert mine.done.is_set()
     assert not cache.busy([1])
     assert cache.claim([1]).mine is not None
-
-
-def test_dropping_a_file_forgets_its_chunks_only() -> None:
-    cache = ChunkCache(100)
-    for key in (5, 6, 7):
-        decode(cache, key, 10)
-    cache.drop(5, 7)
-    claim = cache.claim([5, 6, 7])
-    assert sorted(claim.found) == [7]
-    assert cache.used_bytes == 10

@@ -23,7 +23,7 @@ from dafmount.source.fetchers import Fetchers
 from dafmount.tree import index_chunks
 from dafmount.tree.build import Style, packed_content
 from dafmount.tree.cache import ChunkCache
-from dafmount.tree.content import Content
+from dafmount.tree.content import Content, ReadAheadDeclined
 
 COMPRESSIONS = ("blosc_zstd_bitshuffle", "blosc_lz4_bitshuffle", "zstd", "gzip", "gzip_shuffle", "zstd_bitshuffle")
 ROWS, COLUMNS = 1000, 40
@@ -143,6 +143,40 @@ def test_the_first_part_of_a_columns_read_fetches_all_of_it(fetchers: Fetchers) 
         start = 512 * kib + at
         assert bytes(content.read(start, 128 * kib)) == flat[start : start + 128 * kib]
     assert len(far.asked) == 1
+
+
+def test_reading_around_the_first_element_of_a_column_fetches_nothing_of_the_one_before(fetchers: Fetchers) -> None:
+    rows, kib = 65_536, 1024
+    values = np.random.default_rng(1).integers(0, 9, (4, rows)).astype("<u4")
+    content, far = open_far(shard_of("zstd", (2048, 1), values), fetchers, "zstd", (2048, 1), (rows, 4))
+    content.read(0, 4)
+    far.asked.clear()
+    flat, column = values.tobytes(), rows * 4
+    with pytest.raises(ReadAheadDeclined):  # what a page fault at the first element makes the kernel ask for
+        content.read_nowait(2 * column - 64 * kib, 128 * kib)
+    for at in range(2 * column, 2 * column + 64 * kib, 4 * kib):  # then it asks page by page, and goes on as usual
+        assert bytes(content.read(at, 4 * kib)) == flat[at : at + 4 * kib]
+    for at in range(2 * column + 64 * kib, 3 * column, 64 * kib):
+        assert bytes(content.read(at, 64 * kib)) == flat[at : at + 64 * kib]
+    assert len(far.asked) == 1
+    assert far.asked[0][1] < 1.1 * len(far.data) / 4
+    # Who reads so on purpose, and is told of errors, gets what was asked for.
+    assert bytes(content.read(column - 64 * kib, 128 * kib)) == flat[column - 64 * kib : column + 64 * kib]
+
+
+def test_columns_of_a_matrix_with_a_large_index(fetchers: Fetchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_chunks, "MAX_INDEX_BYTES", 256 * 1024)
+    rows, columns = 8192, 1500
+    column = np.random.default_rng(8).integers(0, 1 << 30, rows).astype("<u4")
+    shard = shard_of("zstd", (512, 1), np.tile(column, (columns, 1)))
+    index = index_bytes(columns * rows // 512)
+    assert index > index_chunks.MAX_INDEX_BYTES
+    content, far = open_far(shard, fetchers, "zstd", (512, 1), (rows, columns))
+    chosen = [int(at) for at in np.random.default_rng(1).choice(columns, 30, replace=False)]
+    for at in chosen:
+        assert bytes(content.read(at * column.nbytes, column.nbytes)) == column.tobytes()
+    assert len(far.asked) <= 2 * len(chosen) + 4  # a part of the index for each column
+    assert sum(length for _, length in far.asked) <= 1.3 * (len(shard) - index) * len(chosen) / columns
 
 
 def test_an_index_in_parts(fetchers: Fetchers, monkeypatch: pytest.MonkeyPatch) -> None:

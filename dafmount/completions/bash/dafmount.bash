@@ -39,7 +39,7 @@ _dafmount_words() {
     *)
       compopt -o nospace
       mapfile -t COMPREPLY < <(compgen -P "${2%"$word"}" -W 'cache= spool= spool-size= layout= shards verify= timeout=
-        refresh= readahead= nonempty uid= gid= umask= fmask= dmask= fsname= header-file= header= user=
+        refresh= decoders= readahead= nonempty uid= gid= umask= fmask= dmask= fsname= header-file= header= user=
         password-file= cacert= retries= connections= cache-dir= cache-dir-size= allow_other allow_root auto_unmount default_permissions max_read=
         ro noauto user _netdev comment=' -- "$word")
       return
