@@ -47,6 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _ROOMS.index(room if room in _ROOMS else None)
 
     items.sort(key=rank)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    items.sort(key=lambda item: item.get_closest_marker("soak") is None)  # takes the longest, beside all others
+    for item in items:
+        # One after the other: some look at all mounts of the machine, and so hold up who unmounts one.
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.xdist_group("soak"))
+        elif item.get_closest_marker("fuse"):
+            item.add_marker(pytest.mark.xdist_group("mounts"))
 
 
 def why_fuse_is_missing() -> str | None:

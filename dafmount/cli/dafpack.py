@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DafmountError, OSError) as error:
         print(f"dafpack: {' '.join(str(error).split())}", file=sys.stderr)
         return exits.exit_code(error)
-    except _Stopped as stopped:
+    except BaseException as error:
+        stopped = _stopped_by(error)
+        if stopped is None:
+            raise
         print("dafpack: stopped; nothing was written", file=sys.stderr)
         return exits.INTERRUPTED + stopped.number
 
@@ -176,6 +179,13 @@ class _Terminal:
 def _stop(number: int, frame: FrameType | None) -> None:
     _on_signals(signal.SIG_IGN)  # nothing interrupts the cleaning up
     raise _Stopped(number)
+
+
+def _stopped_by(error: BaseException | None) -> _Stopped | None:
+    """The signal behind an error: where one interrupts a lock, what Python does to clean up fails on top of it."""
+    while error is not None and not isinstance(error, _Stopped):
+        error = error.__context__
+    return error
 
 
 def _on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:

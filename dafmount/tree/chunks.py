@@ -230,7 +230,7 @@ class ShardReader:
         None where only this one can. Raises WouldWait rather than wait for bytes.
         """
         opened = self._open(self._source_nowait)
-        if opened.index is not None:
+        if opened.entries is not None:
             return None
         runs: list[codecs.StoredRun] = []
         parts: list[Sequence[int]] = []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_an_interrupted_parent_takes_the_child_along() -> None:
     readable, writable = os.pipe()
 
     def child(report: Report) -> int:
+        time.sleep(0.5)  # until the parent has left os.fork, whose hooks swallow what interrupts them
         os.kill(os.getppid(), signal.SIGINT)
         signal.pause()
         return 0
