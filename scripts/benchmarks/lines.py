@@ -409,6 +409,29 @@ def line_13(bench: Bench) -> list[Figure]:
     return figures
 
 
+def line_v(bench: Bench) -> list[Figure]:
+    """What checking checksums costs."""
+    figures = []
+    for compression in (BLOSC, "zstd", "gzip", None):
+        data = bench.data
+        archive = data.packed_archive("counts", compression) if compression else data.flat_archive("counts")
+        remember(archive)
+        samples = interleave(
+            {how: partial(cold_read_verified, archive, how) for how in ("off", "auto", "all")}, bench.rounds
+        )
+        note = speeds(samples, os.stat(bench.data.flat("counts")).st_size)
+        for how in ("auto", "all"):
+            what = f"{compression or 'flat, stored'}, cold: verify={how} against verify=off"
+            figures.append(Figure("V", what, ratio(samples, "off", how), "x", None, note, samples))
+    return figures
+
+
+def cold_read_verified(archive: Path, how: str) -> float:
+    """Seconds to read the matrix of a fresh mount with one way to verify."""
+    with mounted(archive, "-o", f"verify={how}") as mount:
+        return read_whole(mount.path(matrix_path("counts")))
+
+
 def cold_read_of_share(archive: Path, relative: str, read_ahead_kib: int) -> float:
     """As `cold_read`, of a tenth from the middle on of what is ten times as large."""
     with mounted(archive, read_ahead_kib=read_ahead_kib) as mount:
@@ -500,6 +523,7 @@ LINES: dict[str, Callable[[Bench], list[Figure]]] = {
     "11": line_11,
     "12": line_12,
     "13": line_13,
+    "V": line_v,
     "H1": line_h1,
     "H2": line_h2,
     "H3": line_h3,
