@@ -82,6 +82,8 @@ def make_seed(compression: str, n_cells: int = N_CELLS, *, start: int = 0) -> Se
     add("vectors/cell/type", "String", [b"type %d" % ((cell + start) % 9) for cell in range(n_cells)], [n_cells], [100])
     fractions = choose.random((N_GENES, n_cells), "f4").tobytes()
     add("matrices/cell/gene/fraction", "Float32", fractions, [n_cells, N_GENES], [250, 2])
+    counts = choose.poisson(3, (N_GENES, n_cells)).astype("<i4").tobytes()
+    add("matrices/cell/gene/count", "Int32", counts, [n_cells, N_GENES], [300, 1])
     indices = np.arange(1, n_cells, 7, dtype="<u4")
     part = {"format": "dense", "eltype": "UInt32", "n_elements": len(indices)}
     stored["vectors/cell/marked.nzind.zip"], packing = _shard(indices.tobytes(), [len(indices)], [32], compression)

@@ -96,6 +96,7 @@ def test_threads(damaged: Path, jobs: str) -> None:
         (zip_bytes({"a": b""}), "not a Daf"),
         (zip_bytes({"daf.json": b'{"version":[9,0]}'}), "FilesDaf version 9.0"),
     ],
+    ids=["missing", "empty", "text", "no Daf", "version 9"],
 )
 def test_what_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "x.daf.zip"

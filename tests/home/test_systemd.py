@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,10 @@ def boot_script(place: Path) -> str:
 
 def has_started(container: int, found: list[int]) -> bool:
     """Whether systemd-nspawn has started systemd, whose process is then put into `found`."""
-    found.extend(child for child in children(container) if Path(f"/proc/{child}/comm").read_text() == "systemd\n")
+    for child in children(container):
+        with suppress(OSError):  # it just ended
+            if Path(f"/proc/{child}/comm").read_text() == "systemd\n":
+                found.append(child)
     return bool(found)
 
 

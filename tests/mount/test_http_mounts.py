@@ -350,7 +350,11 @@ def test_a_replaced_data_set_is_noticed_though_the_kernel_remembers_all_of_it(
     source: str, states: list[tuple[bytes, dict[str, bytes]]], mounted: Mounted
 ) -> None:
     (old, old_files), (new, new_files) = states
-    with serving(old_files) as web, mounted(f"{web.url}/{source}", "-o", "refresh=0.1") as shown:
+    replaced = "replaced while the file was open"
+    with (
+        serving(old_files) as web,
+        mounted(f"{web.url}/{source}", "-o", "refresh=0.1", may_log=[replaced]) as shown,
+    ):
         assert (shown / LONG).read_bytes() == old
         web.files, web.version = new_files, "2"
         found = [old]

@@ -91,7 +91,7 @@ def test_an_unusable_place_is_refused_with_one_line(
 ) -> None:
     place, reason = make(tmp_path)
     check_refusal(run_dafmount(daf, place, *mode), str(place), reason)
-    assert servers(place) == []
+    wait_until(lambda: servers(place) == [], "whoever was asked about the place to end")
 
 
 def test_nonempty_hides_what_is_there_until_the_end(daf: Path, mountpoint: Path) -> None:
