@@ -43,7 +43,9 @@ import fuzzing
 from mounts import DAFMOUNT, is_mounted, wait_until
 from zip_append import Append
 
-N_CELLS = 150_000
+N_CELLS = 400_000
+"""Enough that a file is read on and on, and decoded ahead by processes of the daemon."""
+
 WARM_UP = 0.3
 """The part of the time after which the daemons have their final size."""
 
@@ -83,6 +85,7 @@ class Served:
     log: Path
 
     def resident_bytes(self) -> int:
+        """Of the daemon alone: the processes that decode for it come and go."""
         return int(Path(f"/proc/{self.server.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
     def open_files(self) -> int:
@@ -157,6 +160,7 @@ class Soak:
             assert time.monotonic() < end, f"{served.name} cannot be unmounted"
             time.sleep(0.1)
         assert served.server.wait(END_LIMIT_S) == 0, f"{served.name} ended with {served.server.returncode}"
+        wait_until(lambda: not session(served.server.pid), f"the processes of {served.name} to end")
         self.children.discard(served.server)
 
     def start_sources(self) -> None:
@@ -404,10 +408,23 @@ class Soak:
         for mountpoint in [path for path in self.place.iterdir() if path.is_dir() and is_mounted(path)]:
             subprocess.run(["fusermount3", "-uz", mountpoint], check=False)
         for child in list(self.children):
-            child.kill()
+            for process in session(child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             child.wait()
         if self.web is not None:
             self.web.kill()
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session, its leader among them, that still run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, number = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(number) == leader and state != "Z":
+                found.append(int(process.name))
+    return found
 
 
 def serve_badly(files: Mapping[str, bytes], pipe: Connection, n_faults: Synchronized[int]) -> None:

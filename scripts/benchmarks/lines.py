@@ -409,6 +409,47 @@ def line_13(bench: Bench) -> list[Figure]:
     return figures
 
 
+def line_v(bench: Bench) -> list[Figure]:
+    """What checking checksums costs: time of a cold read, and of the processor while it is served."""
+    figures = []
+    for compression in (BLOSC, "zstd", "gzip", None):
+        data = bench.data
+        archive = data.packed_archive("counts", compression) if compression else data.flat_archive("counts")
+        remember(archive)
+        name = compression or "flat, stored"
+        wall = interleave({how: partial(cold_read_verified, archive, how) for how in HOW}, bench.rounds)
+        busy = interleave({how: partial(busy_s_of_read, archive, how) for how in HOW}, bench.rounds)
+        for what, samples in (("time of a cold read", wall), ("the server's processor time for it", busy)):
+            note = ", ".join(f"{how} {statistics.median(taken):.2f} s" for how, taken in samples.items())
+            for how in HOW[1:]:
+                text = f"{name}: {what}, verify={how} against verify=off"
+                figures.append(Figure("V", text, ratio(samples, how, "off"), "x", None, note, samples))
+    return figures
+
+
+HOW = ("off", "auto", "all")
+
+
+def cold_read_verified(archive: Path, how: str) -> float:
+    """Seconds to read the matrix of a fresh mount with one way to verify."""
+    with mounted(archive, "-o", f"verify={how}") as mount:
+        return read_whole(mount.path(matrix_path("counts")))
+
+
+def busy_s_of_read(archive: Path, how: str) -> float:
+    """Seconds of processor time that the server takes for that, all in one process; others do not change it much."""
+    with mounted(archive, "-o", f"verify={how},decoders=0") as mount:
+        stat = Path(f"/proc/{mount.server_pid()}/stat")
+        before = _ticks(stat)
+        read_whole(mount.path(matrix_path("counts")))
+        return (_ticks(stat) - before) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(stat: Path) -> int:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def cold_read_of_share(archive: Path, relative: str, read_ahead_kib: int) -> float:
     """As `cold_read`, of a tenth from the middle on of what is ten times as large."""
     with mounted(archive, read_ahead_kib=read_ahead_kib) as mount:
@@ -500,6 +541,7 @@ LINES: dict[str, Callable[[Bench], list[Figure]]] = {
     "11": line_11,
     "12": line_12,
     "13": line_13,
+    "V": line_v,
     "H1": line_h1,
     "H2": line_h2,
     "H3": line_h3,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from mounts import LIMIT_S, Mounted
+from mounts import LIMIT_S, Mounted, write_daf
 
 pytestmark = pytest.mark.fuse
 
@@ -509,6 +509,27 @@ def test_fio_reads_without_errors(engine: str, twins: Twins) -> None:
     jobs = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
     assert [job["error"] for job in jobs] == [0, 0]
     assert sum(job["read"]["io_bytes"] for job in jobs) > 0
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_fio_finds_what_it_wrote(mounted: Mounted, tmp_path: Path) -> None:
+    """Each block holds a checksum and its own place, which fio checks through the mount; not so a damaged one."""
+    source = write_daf(tmp_path / "x.daf")
+    common = ["fio", "--name=x", "--bs=4k", "--size=4m", "--verify=crc32c", "--ioengine=psync", "--minimal"]
+
+    def verified(file: Path) -> int:
+        command = [*common, f"--filename={file}", "--rw=randread", "--readonly", "--norandommap=0"]
+        return subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S, cwd=tmp_path).returncode
+
+    for name in ("sound", "damaged"):
+        command = [*common, f"--filename={source / name}", "--rw=write", "--do_verify=0"]
+        subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S, cwd=tmp_path)
+    with (source / "damaged").open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"damage")
+    with mounted(source) as shown:
+        assert verified(shown / "sound") == 0
+        assert verified(shown / "damaged") != 0
 
 
 @pytest.mark.skipif(shutil.which("stress-ng") is None, reason="stress-ng is not installed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import google_crc32c
@@ -16,6 +16,9 @@ from dafmount.errors import CorruptShard
 from dafmount.shard.codecs import CODECS
 from dafmount.shard.directory import index_bytes
 from dafmount.shard.writer import write_shard
+from dafmount.source.ahead import Ahead
+from dafmount.source.base import ByteSource
+from dafmount.source.fetchers import Fetchers
 from dafmount.source.local import LocalFile
 from dafmount.tree.build import Style, packed_content
 from dafmount.tree.cache import ChunkCache
@@ -62,11 +65,15 @@ def expected_without(absent: Collection[int], *, strings: bool = False) -> bytes
 
 
 def open_shard(
-    place: Path, shard: bytes, compression: str, *, strings: bool = False, how: str = "indexed+zipped"
-) -> Content:
+    place: Path, shard: bytes, compression: str, *, strings: bool = False, how: str = "indexed+zipped",
+    is_far: bool = False,
+) -> Content:  # fmt: skip
     place.write_bytes(shard)
+    source: ByteSource = LocalFile(place, "shard")
+    if is_far:
+        source = Ahead(source, Fetchers(1, 1 << 20))
     component = Component("", "String" if strings else "UInt32", None, Packing(how, (CHUNK,), compression, 3))
-    return packed_content(LocalFile(place, "shard"), (N,), component, Style(ChunkCache(1 << 20)), 5)
+    return packed_content(source, (N,), component, Style(ChunkCache(1 << 20)), 5)
 
 
 @pytest.mark.parametrize("compression", CODECS)
@@ -118,34 +125,43 @@ def test_an_index_of_absent_chunks_must_be_whole(strings: bool, tmp_path: Path) 
             open_shard(tmp_path / "shard", bytes(damaged), "zstd", strings=strings).read(0, 1)
 
 
+def cut(shard: bytes, start: int, n_bytes: int) -> bytes:
+    """The shard without some bytes in front of its first local header, all offsets as they are then."""
+    end = len(shard) - 98 - n_bytes
+    cut_out = bytearray(shard[:start] + shard[start + n_bytes :])
+    n_entries, _, at = struct.unpack_from("<QQQ", cut_out, end + 32)
+    places = [end + 48, end + 56 + 8, *range(0, start if start == 16 * N_CHUNKS else 0, 16)]
+    at -= n_bytes
+    for _ in range(n_entries):
+        name, extra, comment = struct.unpack_from("<HHH", cut_out, at + 28)
+        places.append(at + 46 + name + 4 + 16)
+        at += 46 + name + extra + comment
+    for place in places:
+        struct.pack_into("<Q", cut_out, place, struct.unpack_from("<Q", cut_out, place)[0] - n_bytes)
+    return bytes(cut_out)
+
+
+def wrong(shard: bytes) -> bytes:
+    return shard[: 16 * N_CHUNKS] + bytes(4) + shard[16 * N_CHUNKS + 4 :]
+
+
+@pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize("compression", CODECS)
-@pytest.mark.parametrize("checksum", [b"", b"\0\0\0\0"], ids=["none", "wrong"])
-def test_where_all_chunks_are_there_a_missing_or_wrong_checksum_of_the_index_does_not_matter(
-    compression: str, checksum: bytes, tmp_path: Path
+@pytest.mark.parametrize("damage", [wrong, lambda shard: cut(shard, 16 * N_CHUNKS, 4)], ids=["wrong", "none"])
+def test_a_missing_or_wrong_checksum_of_the_index_does_not_matter(
+    compression: str, damage: Callable[[bytes], bytes], is_far: bool, tmp_path: Path
 ) -> None:
-    """The directory tells where they are, and has a checksum of each."""
-    shard = shard_of(compression)
-    if not checksum:  # its place is there, as an empty hole, which every ZIP reader skips
-        checksum = shard[16 * N_CHUNKS : 16 * N_CHUNKS + 4][::-1]
-    shard = shard[: 16 * N_CHUNKS] + checksum + shard[16 * N_CHUNKS + 4 :]
-    assert open_shard(tmp_path / "shard", shard, compression).read(0, N * 4) == VALUES.tobytes()
+    """Where all chunks are there the directory tells where they are, and has a checksum of each."""
+    shard = damage(shard_of(compression))
+    content = open_shard(tmp_path / "shard", shard, compression, is_far=is_far)
+    assert content.read(0, N * 4) == VALUES.tobytes()
+    content.close()
 
 
 @pytest.mark.parametrize("compression", CODECS)
 def test_a_zipped_shard_needs_no_index(compression: str, tmp_path: Path) -> None:
     """Neither index nor checksum: the first local header is the first byte."""
-    shard = shard_of(compression)
-    gone = index_bytes(N_CHUNKS)
-    moved = bytearray(shard[gone:])
-    end = len(moved) - 98
-    n_entries, _, start = struct.unpack_from("<QQQ", moved, end + 32)
-    struct.pack_into("<Q", moved, end + 48, start - gone)
-    struct.pack_into("<Q", moved, end + 56 + 8, end)
-    at = start - gone
-    for _ in range(n_entries):
-        name, extra, comment = struct.unpack_from("<HHH", moved, at + 28)
-        place = at + 46 + name + 4 + 16
-        struct.pack_into("<Q", moved, place, struct.unpack_from("<Q", moved, place)[0] - gone)
-        at += 46 + name + extra + comment
-    content = open_shard(tmp_path / "shard", bytes(moved), compression, how="zipped")
+    shard = cut(shard_of(compression), 0, index_bytes(N_CHUNKS))
+    assert shard.startswith(b"PK\3\4")
+    content = open_shard(tmp_path / "shard", shard, compression, how="zipped")
     assert content.read(0, N * 4) == VALUES.tobytes()
