@@ -38,8 +38,9 @@ _servers: set[subprocess.Popen[bytes]] = set()
 _ROOMS = ("shard", "source", "daf", "tree", "cli", None, "conformance", "faults", "mount", "home")
 """What the others build on first; None stands for whatever is not named here."""
 
+_MOUNTING = tuple(f"tests/{room}/" for room in ("conformance", "mount", "home", "scripts"))
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = REPOSITORY / "tests"
 
@@ -48,15 +49,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _ROOMS.index(room if room in _ROOMS else None)
 
     items.sort(key=rank)
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    items.sort(key=lambda item: item.get_closest_marker("soak") is None)  # takes the longest, beside all others
-    for item in items:
-        # One after the other: some look at all mounts of the machine, and so hold up who unmounts one.
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.xdist_group("soak"))
-        elif item.get_closest_marker("fuse"):
-            item.add_marker(pytest.mark.xdist_group("mounts"))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("soak") is None)  # takes the longest, beside all others
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Where tests run side by side: those of a file one after the other, and so all that mount, but for the soak.
+
+    Some look at all mounts of the machine, and so hold up who unmounts one.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByMounts(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            is_mounting = path.startswith(_MOUNTING) and not path.endswith("test_soak.py")
+            return "mounts" if is_mounting else path
+
+    return ByMounts(config, log)
 
 
 def why_fuse_is_missing() -> str | None:

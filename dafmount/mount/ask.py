@@ -15,6 +15,9 @@ import time
 ANSWER_LIMIT_S = 5.0
 """A daemon that reads from a slow source still answers at once."""
 
+KILL_LIMIT_S = 1.0
+"""A killed process mostly ends at once, unless the daemon has taken its question and keeps it."""
+
 
 class Question:
     """An extended attribute of a path, being asked for."""
@@ -39,7 +42,15 @@ class Question:
         finally:
             os.close(self._readable)
         os.kill(self._pid, signal.SIGKILL)
+        self._see_it_die()
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
+    def _see_it_die(self) -> None:
+        """As long as it lives it keeps the mount busy, and who asked is perhaps about to unmount that."""
+        end = time.monotonic() + KILL_LIMIT_S
+        while os.waitpid(self._pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 def ask(path: str, name: str, limit_s: float = ANSWER_LIMIT_S) -> bytes:
