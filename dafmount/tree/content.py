@@ -232,6 +232,11 @@ class FlatBlocks:
         return cut is not None and decoders.start(key, *cut, buffer_bytes)
 
     @property
+    def block_bytes(self) -> int:
+        """About how long each is."""
+        return self._per_block * self._grid.chunk_bytes
+
+    @property
     def n_blocks(self) -> int:
         """How many there are."""
         return -(-self._grid.n_chunks // self._per_block)
@@ -346,9 +351,8 @@ class PackedNumbers:
         self._last_block = blocks.stop - 1
         if self._n_in_a_row < AHEAD_AFTER_BLOCKS:
             return
-        decoders.collect()
         self._asked = max(self._asked, blocks.stop)
-        while self._asked < min(blocks.stop + decoders.depth, flat.n_blocks) and decoders.has_room():
+        while self._asked < min(blocks.stop + decoders.depth, flat.n_blocks) and decoders.has_room(flat.block_bytes):
             if not flat.start(self._asked, decoders, self._cached_blocks.key(self._asked)):
                 break
             self._asked += 1

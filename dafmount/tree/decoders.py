@@ -11,6 +11,7 @@ start when somebody has read on for a while, and end when nothing was to be done
 
 from __future__ import annotations
 
+import json
 import logging
 import mmap
 import os
@@ -20,14 +21,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import numpy as np
 
+from dafmount import __version__
 from dafmount.shard.codecs import Decoder, StoredRun
 from dafmount.tree.cache import ChunkCache
 
@@ -44,7 +46,8 @@ MAX_PROCESSES = 4
 """More decode faster than one process can answer requests."""
 
 PATIENCE_S = 0.05
-"""How long the requests wait for a block that is on its way; a process decodes it in some 2 ms."""
+"""How long the requests wait for a block that is on its way; a process decodes it in some 2 ms. Then they go on without
+that process, until it answers."""
 
 MAX_FAILURES = 3
 """So many processes may end before they have done anything."""
@@ -52,7 +55,16 @@ MAX_FAILURES = 3
 IDLE_S = 30.0
 END_LIMIT_S = 5.0
 
+UNUSED_S = 5.0
+"""After this time a block that nobody used is thrown away."""
+
 _N_COLUMNS = 5
+
+_HELLO = f"{__version__} {N_SLOTS} {IN_BYTES} {OUT_BYTES} {_N_COLUMNS}".encode()
+"""What a process says first: one started later may be of a version that was installed meanwhile."""
+
+_RUN = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
+"""With the modules of this process, whatever lies in the working directory or is said by the environment."""
 
 
 def most_processes() -> int:
@@ -81,10 +93,12 @@ class Decoders:
     """Some processes, started when they are first needed."""
 
     def __init__(self, cache: ChunkCache, n_processes: int) -> None:
-        """With no processes nothing is ever decoded ahead. What they decode goes into `cache`."""
+        """With no processes nothing is ever decoded ahead. What they decode goes into `cache`, up to half of it."""
         self._cache = cache
         self._processes: list[_Process | None] = [None] * n_processes
         self._flying: dict[int, _Process] = {}
+        self._landed: dict[int, float] = {}
+        """Keys of what was decoded and perhaps not used yet, and when."""
         self._n_failures = 0
 
     @property
@@ -92,24 +106,32 @@ class Decoders:
         """How many blocks are worth asking for ahead of one reader."""
         return min(N_SLOTS * len(self._processes), 2 * N_SLOTS)
 
-    def has_room(self) -> bool:
-        """Whether `start` can take a block now."""
-        return any(self._n_free(at) for at in range(len(self._processes)))
-
     def start(self, key: int, runs: Sequence[StoredRun], places: Sequence[Sequence[int]], out_bytes: int) -> bool:
         """Have chunks decoded to their places in a buffer, kept under `key`; False where that cannot be now."""
         if key in self._flying:
             return True
         if out_bytes > OUT_BYTES or sum(_room(run) for run in runs) > IN_BYTES:
             return False
-        process = self._freest()
+        process = max(filter(None, self._processes), key=_n_free, default=None)
         if process is None or not process.send(key, runs, places, out_bytes):
             return False
         self._flying[key] = process
         return True
 
+    def has_room(self, block_bytes: int) -> bool:
+        """Whether `start` can take a block of so many bytes now; starts processes, which can a while later."""
+        self.collect()
+        processes = self._processes
+        for at, process in enumerate(processes):
+            if process is None:
+                processes[at] = self._started()
+        used = (len(self._flying) + self._n_unused()) * block_bytes
+        return used < self._cache.limit_bytes // 2 and any(map(_n_free, filter(None, self._processes)))
+
     def wait(self, key: int) -> None:
         """Return when what was started for `key` is in the cache, or is not going to be soon."""
+        if self._cache.has((key,)):
+            return
         self.collect()
         process = self._flying.get(key)
         if process is None:
@@ -120,151 +142,202 @@ class Decoders:
 
     def collect(self) -> None:
         """Put what has been decoded into the cache."""
-        for process in {*self._flying.values()}:
-            self._collect_from(process)
-
-    def close(self) -> None:
-        """End the processes."""
-        self._flying.clear()
         for process in self._processes:
             if process is not None:
-                process.close()
-        self._processes = []
+                self._collect_from(process)
 
-    def _freest(self) -> _Process | None:
-        """The process with the least to do, started if need be."""
-        if not self._processes:
-            return None
-        at = max(range(len(self._processes)), key=self._n_free)
-        process = self._processes[at]
-        if process is not None and process.is_gone and process.n_done == 0:
-            self._n_failures += 1
-            if self._n_failures >= MAX_FAILURES:
-                log.warning("nothing is decoded ahead any more: the processes for it end at once")
-                self.close()
-                return None
-        if process is None or process.is_gone:
-            process = self._processes[at] = _Process.started()
+    def close(self) -> None:
+        """End the processes; returns within `END_LIMIT_S`."""
+        ended = self._stop()
+        end_s = time.monotonic() + END_LIMIT_S
+        for process in ended:
+            process.join(end_s - time.monotonic())
+
+    def _stop(self) -> list[_Process]:
+        ended = [process for process in self._processes if process is not None]
+        self._processes = []
+        self._flying.clear()
+        for process in ended:
+            process.end()
+        return ended
+
+    def _started(self) -> _Process | None:
+        process = _Process.started()
+        if process is None:
+            self._failed()
         return process
 
-    def _n_free(self, at: int) -> int:
-        process = self._processes[at]
-        return N_SLOTS if process is None or process.is_gone else len(process.free)
+    def _failed(self) -> None:
+        """A process that did nothing."""
+        self._n_failures += 1
+        if self._n_failures >= MAX_FAILURES and self._processes:
+            log.warning("nothing is decoded ahead any more: the processes for it cannot be started, or end at once")
+            self._stop()
+
+    def _n_unused(self) -> int:
+        """How many blocks wait in the cache for their reader; those of readers who left are thrown away."""
+        too_old_s = time.monotonic() - UNUSED_S
+        for key, landed_s in list(self._landed.items()):
+            if landed_s < too_old_s:
+                self._cache.discard(key)
+            if not self._cache.has((key,)):
+                del self._landed[key]
+        return len(self._landed)
 
     def _collect_from(self, process: _Process) -> None:
         for key, data in process.received():
             del self._flying[key]
             if data is not None:
                 self._cache.add(key, data)
-        if process.is_gone:
+                self._landed[key] = time.monotonic()
+        if process.is_gone and process in self._processes:
             self._flying = {key: other for key, other in self._flying.items() if other is not process}
+            self._processes[self._processes.index(process)] = None
+            if not process.was_ready:
+                self._failed()
 
 
 class _Process:
-    """One process, its memory, and what it has to do."""
+    """One process, its memory, and what it has to do.
+
+    A thread waits for its end and lets go of the memory then, whether or not anybody reads on.
+    """
 
     def __init__(self, channel: socket.socket, memory: mmap.mmap, process: subprocess.Popen[bytes]) -> None:
-        self.free = list(range(N_SLOTS))
         self.is_gone = False
-        self.n_done = 0
+        self.was_ready = False
+        """It says when it is, and speaks the same language; until then it gets nothing to do."""
+        self._free: list[int] = []
+        self._is_late = False
         self._channel = channel
-        self._memory = memoryview(memory)
+        self._memory = memory
         self._process = process
         self._keys: dict[int, tuple[int, int]] = {}
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
+        self._lock = threading.Lock()
+        self._reaper = threading.Thread(target=self._reap, name="decoder-end", daemon=True)
+        self._reaper.start()
 
     @staticmethod
     def started() -> _Process | None:
         """None where the system gives no process or no memory for it."""
-        try:
-            memory = os.memfd_create("dafmount", os.MFD_CLOEXEC)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+        with ExitStack() as opened:
+            try:
+                memory = os.memfd_create("dafmount", os.MFD_CLOEXEC)
+                opened.callback(os.close, memory)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                opened.callback(theirs.close)
+                not_needed = opened.enter_context(ExitStack())
+                not_needed.callback(ours.close)
                 os.ftruncate(memory, N_SLOTS * (IN_BYTES + OUT_BYTES))
                 mapped = mmap.mmap(memory, 0)
-                command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(memory)]
-                package = str(Path(__file__).parents[2])
+                modules = json.dumps([path for path in sys.path if path])
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-P", "-c", _RUN, modules, str(theirs.fileno()), str(memory)],
                     cwd="/",
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])},
                     pass_fds=(theirs.fileno(), memory),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-            os.close(memory)
-        except OSError as error:
-            log.debug("nothing is decoded ahead: %s", error)
-            return None
+            except OSError as error:
+                log.debug("nothing is decoded ahead: %s", error)
+                return None
+            not_needed.pop_all()
         ours.setblocking(False)
         return _Process(ours, mapped, process)
 
+    @property
+    def n_free(self) -> int:
+        """How much more it can be told to do now; nothing while it is late, stopped perhaps."""
+        return 0 if self._is_late or self.is_gone else len(self._free)
+
     def send(self, key: int, runs: Sequence[StoredRun], places: Sequence[Sequence[int]], out_bytes: int) -> bool:
         """Whether the process was told to; not when it is gone or has enough to do."""
-        if not self.free:
-            return False
-        slot = self.free.pop()
+        with self._lock:
+            if not self.n_free:
+                return False
+            slot = self._free.pop()
+            self._keys[slot] = (key, out_bytes)
+            job = _Job(slot, out_bytes, self._put(slot, runs, places))
+            try:
+                self._channel.send(pickle.dumps(job))
+            except OSError:  # it is gone, as is soon found out
+                return False
+            return True
+
+    def _put(self, slot: int, runs: Sequence[StoredRun], places: Sequence[Sequence[int]]) -> list[_Part]:
         at = slot * (IN_BYTES + OUT_BYTES)
         parts = []
         for run, where in zip(runs, places, strict=True):
             columns = run.columns.tobytes()
             self._memory[at : at + len(columns)] = columns
             at += len(columns)
-            self._memory[at : at + len(run.data)] = run.data
+            self._memory[at : at + len(run.data)] = bytes(run.data)
             at += _room(run) - len(columns)
             parts.append(_Part(run.decoder, run.chunk_bytes, run.kind, run.columns.shape[1], len(run.data), where))
-        try:
-            self._channel.send(pickle.dumps(_Job(slot, out_bytes, parts)))
-        except BlockingIOError:
-            self.free.append(slot)
-            return False
-        except OSError:
-            self._end()
-            return False
-        self._keys[slot] = (key, out_bytes)
-        return True
+        return parts
 
     def wait(self, seconds: float) -> bool:
-        """Whether there is an answer, or will be none, before so many seconds are over."""
-        return not self.is_gone and bool(self._poll.poll(max(0.0, seconds) * 1000))
+        """Whether an answer, or the end, comes before so many seconds are over; who is late is not waited for."""
+        if self.is_gone or self._is_late:
+            return False
+        self._is_late = not self._poll.poll(max(0.0, seconds) * 1000)
+        return not self._is_late
 
     def received(self) -> list[tuple[int, bytes | None]]:
         """The blocks that are done: their keys, and their bytes or None."""
         done: list[tuple[int, bytes | None]] = []
-        while not self.is_gone:
-            try:
-                answer = self._channel.recv(2)
-            except BlockingIOError:
-                break
-            except OSError:
-                answer = b""
-            if len(answer) != 2:
-                self._end()
-                break
-            slot, is_good = answer
-            key, out_bytes = self._keys.pop(slot)
-            at = slot * (IN_BYTES + OUT_BYTES) + IN_BYTES
-            done.append((key, bytes(self._memory[at : at + out_bytes]) if is_good else None))
-            self.free.append(slot)
-            self.n_done += 1
+        with self._lock:
+            while not self.is_gone:
+                try:
+                    answer = self._channel.recv(len(_HELLO) + 1)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    answer = b""
+                if answer == _HELLO:
+                    self.was_ready = True
+                    self._free = list(range(N_SLOTS))
+                elif len(answer) == 2 and self.was_ready and answer[0] in self._keys:
+                    done.append(self._taken(*answer))
+                else:  # it ended, or is of another version
+                    self._end()
         return done
 
-    def close(self) -> None:
-        """End the process, which ends by itself when nobody listens."""
-        self._end()
-        try:
-            self._process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
+    def _taken(self, slot: int, is_good: int) -> tuple[int, bytes | None]:
+        key, out_bytes = self._keys.pop(slot)
+        at = slot * (IN_BYTES + OUT_BYTES) + IN_BYTES
+        data = self._memory[at : at + out_bytes] if is_good else None
+        self._free.append(slot)
+        self._is_late = False
+        return key, data
+
+    def end(self) -> None:
+        """Have the process end, which it does when nobody listens."""
+        with self._lock:
+            self._end()
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, and make sure of it."""
+        self._reaper.join(max(0.0, seconds))
+        if self._reaper.is_alive():
             self._process.kill()
-            self._process.wait()
 
     def _end(self) -> None:
         self.is_gone = True
-        self.free = []
         self._channel.close()
-        self._process.poll()
+
+    def _reap(self) -> None:
+        self._process.wait()
+        with self._lock:
+            self.is_gone = True
+            self._memory.close()
+
+
+def _n_free(process: _Process) -> int:
+    return process.n_free
 
 
 def _room(run: StoredRun) -> int:
@@ -292,13 +365,11 @@ def _decode(job: _Job, memory: memoryview) -> bool:
 def main() -> None:
     """Decode what comes through the socket, until nobody is at its other end or nothing came for a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the mount decides when it ends
-    memory = memoryview(mmap.mmap(int(sys.argv[2]), 0))
-    with socket.socket(fileno=int(sys.argv[1])) as channel, suppress(TimeoutError, OSError):
+    memory = memoryview(mmap.mmap(int(sys.argv[3]), 0))
+    with socket.socket(fileno=int(sys.argv[2])) as channel, suppress(TimeoutError, OSError):
+        channel.send(_HELLO)
         channel.settimeout(IDLE_S)
         while message := channel.recv(1 << 18):
             job: _Job = pickle.loads(message)
             channel.send(bytes([job.slot, _decode(job, memory)]))
 
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import DECODED, ShardReader, ShardSpec
 from dafmount.tree.content import PackedNumbers
 from dafmount.tree.decoders import Decoders, _Process
+from mounts import wait_until
 
 N_ROWS, N_COLUMNS = 30_000, 60
 PIECE = 100_000
@@ -89,11 +89,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wait_for_start(reader: Reader) -> None:
     """Until the processes have imported what they need and decode as fast as they are asked."""
-    end = time.monotonic() + 30
-    while reader.decoders._flying and time.monotonic() < end:
-        reader.decoders.collect()
-        time.sleep(0.01)
-    assert not reader.decoders._flying
+    wait_until(lambda: reader.decoders.has_room(0), "the processes to start")
 
 
 @pytest.mark.parametrize("compression", list(CODECS))
@@ -139,12 +135,13 @@ def test_processes_that_are_killed_are_replaced(shard: Path) -> None:
     with reading(shard) as reader:
         for at in range(0, 20 * PIECE, PIECE):
             reader.read(at)
+        wait_for_start(reader)
         killed = reader.processes()
         for process in killed:
             process._process.kill()
             process._process.wait()
         reader.read_all(20 * PIECE)
-        assert reader.processes()
+        wait_for_start(reader)
         assert not {id(process) for process in reader.processes()} & {id(process) for process in killed}
 
 
@@ -153,10 +150,13 @@ def test_a_process_that_hangs_holds_nobody_up_for_long(shard: Path) -> None:
         for at in range(0, 20 * PIECE, PIECE):
             reader.read(at)
         wait_for_start(reader)
-        for process in reader.processes():
+        stopped = reader.processes()
+        for process in stopped:
             os.kill(process._process.pid, signal.SIGSTOP)
         try:
             reader.read_all(20 * PIECE)
+            assert reader.processes() == stopped
+            assert all(process._is_late for process in stopped if process._keys)
         finally:
             for process in reader.processes():
                 os.kill(process._process.pid, signal.SIGCONT)
@@ -178,12 +178,45 @@ def test_a_damaged_chunk_is_an_error_of_its_block_alone(shard: Path, tmp_path: P
     assert all(error.startswith("x.zip: chunk") for error in errors)
 
 
-def test_processes_that_cannot_start_are_tried_a_few_times(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
+@pytest.mark.parametrize("program", ["/bin/false", "/nonexistent/python"])
+def test_processes_that_cannot_start_are_tried_a_few_times(
+    shard: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("sys.executable", program)
+    n_files = len(os.listdir("/proc/self/fd"))
     with reading(shard) as reader:
-        for _ in range(5):
+
+        def has_given_up() -> bool:
             reader.read_all()
+            return reader.decoders.depth == 0
+
+        wait_until(has_given_up, "giving up")
+        reader.read_all()
         assert not reader.processes()
+    assert len(os.listdir("/proc/self/fd")) <= n_files + 1  # the shard
+
+
+def test_a_process_of_another_version_gets_nothing_to_do(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders_module, "_HELLO", b"0.0.1 4 100 100 5")
+    with reading(shard) as reader:
+
+        def has_given_up() -> bool:
+            reader.read_all()
+            return reader.decoders.depth == 0
+
+        wait_until(has_given_up, "giving up")
+
+
+def test_readers_who_went_away_leave_room_for_others(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders_module, "UNUSED_S", 0.0)
+    with reading(shard) as reader:
+        for at in range(0, 20 * PIECE, PIECE):
+            reader.read(at)
+        wait_for_start(reader)
+        reader.read(20 * PIECE)
+        wait_until(lambda: reader.decoders.has_room(0) and not reader.decoders._flying, "what was asked for")
+        assert reader.decoders.has_room(BLOCK_BYTES)
+        assert not reader.decoders._landed
 
 
 def test_closing_ends_the_processes(shard: Path) -> None:
