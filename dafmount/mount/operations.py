@@ -71,8 +71,8 @@ class Following(Protocol):
     def loaded(self) -> None:
         """Hear that a directory was looked into."""
 
-    async def settle(self) -> None:
-        """Look for changes now; returns when the tree shows them, and soon in any case."""
+    async def settle(self, file: File) -> None:
+        """Look for changes now; returns when the tree shows those that concern `file`, and soon in any case."""
 
 
 def _guarded(
@@ -284,7 +284,7 @@ class Operations(pyfuse3.Operations):
         except SourceChanged:
             # The kernel looks the path up again, once, when it is told ESTALE: by then the tree shall be true.
             if self.following is not None:
-                await self.following.settle()
+                await self.following.settle(file)
             if file.is_retired:
                 raise FUSEError(errno.ESTALE) from None
             raise
@@ -320,7 +320,7 @@ class Operations(pyfuse3.Operations):
         except SourceChanged as error:
             # Whoever opens it again shall find it as it is now.
             if self.following is not None and not file.is_retired:
-                await self.following.settle()
+                await self.following.settle(file)
             raise FUSEError(self._failed(error, (fh,))) from error
         except Exception as error:
             raise FUSEError(self._failed(error, (fh,))) from error

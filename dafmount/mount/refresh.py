@@ -11,7 +11,7 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ import pyfuse3
 import trio
 from pyfuse3 import FileNameT, InodeT
 
-from dafmount.tree.nodes import OpenContents
+from dafmount.tree.nodes import Directory, File, OpenContents
 from dafmount.tree.refresh import Forget, Unit, Units, close_unused
 
 log = logging.getLogger(__name__)
@@ -58,11 +58,12 @@ class Follower:
         self._contents = contents
         self._refresh_s = refresh_s or math.inf
         self._limiter = trio.CapacityLimiter(N_THREADS)
-        self._wake = trio.Event()
         self._crowded = trio.Event()
-        self._settling: list[trio.Event] = []
-        self._busy: dict[Unit, trio.Event] = {}
-        """The units that are looked at now, and what is set when that is over."""
+        self._nursery: trio.Nursery | None = None
+        self._waiting: dict[int, trio.Event] = {}
+        """By the unit's identity: looks that have not begun, and what is set once what they find is in the tree."""
+        self._busy: dict[int, trio.Event] = {}
+        """The same of looks that are under way."""
         self._not_before_s: dict[Unit, float] = {}
         """When each unit is looked at again at the earliest."""
 
@@ -71,63 +72,69 @@ class Follower:
         if self._units.is_crowded:
             self._crowded.set()
 
-    async def settle(self) -> None:
-        """Look now; returns after the tree was brought up to date, or after `SETTLE_S`."""
-        settled = trio.Event()
-        self._settling.append(settled)
-        self._wake.set()
+    async def settle(self, file: File) -> None:
+        """Look everywhere now; returns when what stands behind the names of `file` and of the directories above it is
+        up to date, or after `SETTLE_S`."""
+        looks = {id(unit): self._begin(unit) for unit in self._units}
         with trio.move_on_after(SETTLE_S):
-            await settled.wait()
+            for unit in _units_above(file):
+                if id(unit) in looks:
+                    await looks[id(unit)].wait()
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_few_open)
-            while True:
-                with trio.move_on_after(self._refresh_s):
-                    await self._wake.wait()
-                self._wake = trio.Event()
-                settling, self._settling = self._settling, []
-                if not settling and self._only_in_use and not self._is_in_use():
-                    continue
-                # A source that is stuck holds up nobody but those who wait for it.
-                nursery.start_soon(self._look_at_all, settling)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._keep_few_open)
+                while True:
+                    await trio.sleep(self._refresh_s)
+                    if not self._only_in_use or self._is_in_use():
+                        self._look_where_due()
+        finally:
+            self._nursery = None
 
     def _is_in_use(self) -> bool:
         before, self._n_opened = self._n_opened, self._contents.n_opened
         return self._contents.n_in_use > 0 or self._n_opened != before
 
-    async def _look_at_all(self, settling: list[trio.Event]) -> None:
+    def _look_where_due(self) -> None:
         now = trio.current_time()
-        units = list(self._units)
-        if not settling:
-            units = [u for u in units if u not in self._busy and self._not_before_s.get(u, 0) <= now]
-        forgets: list[Forget] = []
-        async with trio.open_nursery() as nursery:
-            for unit in units:
-                nursery.start_soon(self._look_at, unit, forgets)
-        for settled in settling:
-            settled.set()
-        for forget in forgets:
-            await self._in_thread(partial(_tell_kernel, forget))
         self._not_before_s = {unit: at for unit, at in self._not_before_s.items() if at > now}
+        for unit in self._units:
+            if id(unit) not in self._busy and unit not in self._not_before_s:
+                self._begin(unit)
 
-    async def _look_at(self, unit: Unit, forgets: list[Forget]) -> None:
-        while unit in self._busy:  # that look may have begun before the change
-            await self._busy[unit].wait()
-        over = self._busy[unit] = trio.Event()
+    def _begin(self, unit: Unit) -> trio.Event:
+        """Look at a unit, once for all who ask before the look begins; a source that is stuck holds up no other."""
+        applied = self._waiting.get(id(unit))
+        if applied is None:
+            applied = trio.Event()
+            if self._nursery is None:
+                applied.set()
+            else:
+                self._waiting[id(unit)] = applied
+                self._nursery.start_soon(self._look_at, unit, applied)
+        return applied
+
+    async def _look_at(self, unit: Unit, applied: trio.Event) -> None:
+        if id(unit) in self._busy:  # that look may have begun before the change
+            await self._busy[id(unit)].wait()
+        self._busy[id(unit)] = self._waiting.pop(id(unit))
         begin = trio.current_time()
+        forget = None
         try:
             plan = await self._in_thread(unit.look)
             if plan is not None:
-                forgets.append(plan.apply(self._contents))
+                forget = plan.apply(self._contents)
         except Exception:
             log.exception("%s: unexpected error while looking for changes, please report it", unit.name)
         finally:
-            del self._busy[unit]
-            over.set()
+            del self._busy[id(unit)]
+            applied.set()  # before the kernel is told, which waits for those who wait for this
             now = trio.current_time()
             self._not_before_s[unit] = now + min(SHARE * (now - begin), MAX_PAUSE_S)
+        if forget is not None:
+            await self._in_thread(partial(_tell_kernel, forget))
 
     async def _keep_few_open(self) -> None:
         """Close the units that were not used for longest: first the kernel forgets their names, then the nodes go."""
@@ -150,6 +157,14 @@ class Follower:
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+
+
+def _units_above(file: File) -> Iterator[object]:
+    directory: Directory | None = file.parent
+    while directory is not None:
+        if directory.unit is not None:
+            yield directory.unit
+        directory = directory.parent
 
 
 def _tell_kernel(forget: Forget) -> None:

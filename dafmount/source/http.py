@@ -207,12 +207,18 @@ class HttpFile:
         arrived(len(buffer))
 
     def stamp(self) -> Stamp:
-        """The present state, asked anew; one that equals none where a change was seen. Raises NotFound and the like."""
+        """The present state, asked anew; one that equals none where a change was seen. Raises NotFound and the like.
+
+        Where the answer does not tell the file's length it is taken to be what it was.
+        """
         if self._site.has_changed:
             return Stamp(("changed",), -1, 0)
 
         def ask(deadline: float) -> Stamp:
             with self._site.client.get(self._place, Range(0, 1), deadline) as answer:
+                told, known = _told_length(answer), self._version
+                if told is None and known is not None:
+                    return _stamp(answer.validators, known.total, answer.mtime_ns)
                 return _stamp_of(answer)
 
         return self._site.client.try_often(self.name, ask)
@@ -317,7 +323,7 @@ class HttpFile:
         if answer.status == 416:
             if answer.total is None:
                 raise _NoRanges
-            self._pin(answer.total, None)
+            self._check_total(answer.total)
             raise ShortRead(f"{self.name}: asked for byte {asked.start}, it has {answer.total}")
         if answer.status == 200:
             self._pin(None if answer.is_encoded else answer.length, answer)
@@ -340,30 +346,41 @@ class HttpFile:
             )
         return stop - start
 
-    def _pin(self, total: int | None, answer: Answer | None) -> None:
+    def _pin(self, total: int | None, answer: Answer) -> None:
         """Remember the version of the first answer; raises SourceChanged for an answer of another one."""
         with self._lock:
             known = self._version
             if known is None and total is not None:
-                validators = answer.validators if answer is not None else Validators("", "")
-                version = Version(total, validators)
+                version = Version(total, answer.validators)
                 first = self._site.first_version(self._place.url, version)
-                if first == version:
-                    self._version = version
-                    self._mtime_ns = answer.mtime_ns if answer is not None else None
+                if first.total == total and _comparable(first.validators) == _comparable(answer.validators):
+                    self._version = first
+                    self._mtime_ns = answer.mtime_ns
                 else:
                     known = first
         if known is None:
-            if total is not None and self._expected_size not in (None, total):
-                raise Corrupt(
-                    f"{self.name}: the server has {total} bytes, metadata.json speaks of {self._expected_size}; "
-                    "one of them is out of date"
-                )
+            if total is not None:
+                self._check_expected(total)
             return
         if total is not None and total != known.total:
             raise self._changed(f"its length was {known.total} and is {total}")
-        if answer is not None and _comparable(answer.validators) != _comparable(known.validators):
+        if _comparable(answer.validators) != _comparable(known.validators):
             raise self._changed("its ETag or Last-Modified is another")
+
+    def _check_total(self, total: int) -> None:
+        """Raises as `_pin` does, for an answer that tells the length and no validators, as 416 does (15.5.17)."""
+        known = self._version
+        if known is None:
+            self._check_expected(total)
+        elif total != known.total:
+            raise self._changed(f"its length was {known.total} and is {total}")
+
+    def _check_expected(self, total: int) -> None:
+        if self._expected_size not in (None, total):
+            raise Corrupt(
+                f"{self.name}: the server has {total} bytes, metadata.json speaks of {self._expected_size}; "
+                "one of them is out of date"
+            )
 
     def _changed(self, how: str) -> SourceChanged:
         self._site.has_changed = True
@@ -382,9 +399,6 @@ class HttpFile:
     def _ask(self) -> None:
         def attempt(deadline: float) -> None:
             with self._site.client.get(self._place, Range(0, HEAD_BYTES), deadline) as answer:
-                if answer.status == 416 and answer.total == 0:
-                    self._pin(0, None)
-                    return
                 if answer.status == 416 or answer.is_encoded or answer.is_multipart:
                     raise _NoRanges
                 if answer.status == 200:
@@ -557,8 +571,15 @@ def _nothing(n_bytes: int) -> None:
 
 def _stamp_of(answer: Answer) -> Stamp:
     """The state of a file according to a successful answer, with a range or without."""
-    total = answer.length if answer.status == 200 else answer.total
+    total = _told_length(answer)
     return _stamp(answer.validators, -1 if total is None else total, answer.mtime_ns)
+
+
+def _told_length(answer: Answer) -> int | None:
+    """The file's length according to an answer; None where it tells none, or that of an encoding (8.4)."""
+    if answer.is_encoded:
+        return None
+    return answer.length if answer.status == 200 else answer.total
 
 
 def _stamp(validators: Validators, total: int, mtime_ns: int | None) -> Stamp:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dafmount.errors import CorruptArchive, ShortRead, SourceUnavailable, SpoolFull
@@ -55,6 +56,8 @@ class Spool:
         self._limit_bytes = limit_bytes
         self._max_files = max_files
         self._lock = threading.Lock()
+        self._unwanted: deque[Hashable] = deque()
+        """Owners that whoever has the lock, or had it last, forgets."""
         self._copies: OrderedDict[SpoolKey, _Copy] = OrderedDict()
         self._used_bytes = 0
         self._n_files = 0
@@ -68,7 +71,7 @@ class Spool:
 
     def get(self, key: SpoolKey, *, name: str) -> SpooledFile | None:
         """The copy of an entry, opened, or None where there is none (any more)."""
-        with self._lock:
+        with self._locked():
             copy = self._copies.get(key)
             if copy is None:
                 return None
@@ -112,22 +115,44 @@ class Spool:
         finally:
             if descriptor is None:
                 self._release(reserved)
-        with self._lock:
+        with self._locked():
             self._used_bytes -= reserved - size
         return self._keep(key, descriptor, size, name)
 
     def forget(self, owner: Hashable) -> None:
-        """Gives up every copy of `owner`; those open, once they are closed."""
-        given_up = []
-        with self._lock:
-            for key in [key for key in self._copies if key[0] == owner]:
-                copy = self._copies.pop(key)
-                copy.forgotten = True
-                if not copy.n_open:
-                    given_up.append(self._discount(copy))
+        """Gives up every copy of `owner`; those open, once they are closed.
+
+        Never waits, so that finalizers may call it, also one that runs in a thread that holds the lock.
+        """
+        self._unwanted.append(owner)
+        self._forget_unwanted()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._forget_unwanted()  # what was not wanted any more while the lock was held
+
+    def _forget_unwanted(self) -> None:
+        given_up: list[_Copy] = []  # freed after the lock
+        while self._unwanted and self._lock.acquire(blocking=False):
+            try:
+                while self._unwanted:
+                    given_up += self._forget(self._unwanted.popleft())
+            finally:
+                self._lock.release()
+
+    def _forget(self, owner: Hashable) -> Iterator[_Copy]:
+        for key in [key for key in self._copies if key[0] == owner]:
+            copy = self._copies.pop(key)
+            copy.forgotten = True
+            if not copy.n_open:
+                yield self._discount(copy)
 
     def _keep(self, key: SpoolKey, descriptor: Descriptor, size: int, name: str) -> SpooledFile:
-        with self._lock:
+        with self._locked():
             copy = self._copies.get(key)
             if copy is None:
                 copy = self._copies[key] = _Copy(descriptor, size)
@@ -142,7 +167,7 @@ class Spool:
         return SpooledFile(self, copy, name)
 
     def _closed(self, copy: _Copy) -> None:
-        with self._lock:
+        with self._locked():
             copy.n_open -= 1
             if copy.forgotten and not copy.n_open:
                 self._discount(copy)
@@ -174,7 +199,7 @@ class Spool:
     def _has_made_room(self, size: int) -> bool:
         """Whether there is room for `size` bytes, now counted as used, be it that other copies are given up for it."""
         given_up = []  # freed after the lock: freeing gigabytes takes the file system a while
-        with self._lock:
+        with self._locked():
             while self._used_bytes + size > self._limit_bytes or self._n_files >= self._max_files:
                 oldest = next((key for key, copy in self._copies.items() if not copy.n_open), None)
                 if oldest is None:
@@ -185,13 +210,13 @@ class Spool:
         return True
 
     def _release(self, size: int) -> None:
-        with self._lock:
+        with self._locked():
             self._used_bytes -= size
             self._n_files -= 1
 
     def _n_files_less_one(self) -> None:
         """The room just reserved is for a file that is counted already."""
-        with self._lock:
+        with self._locked():
             self._n_files -= 1
 
     def _write(self, size: int, chunks: Iterator[bytes], name: str) -> Descriptor:

@@ -141,13 +141,14 @@ class ShardReader:
         """The bytes of every raw chunk, without decoding any where the codec allows it."""
         n_chunks = self.spec.n_chunks
         opened = self._open(self.source.read)  # raises where the shard cannot have so many chunks
-        sizes = np.zeros(n_chunks, np.int64)
         if opened.entries is not None:
-            sizes[:] = [len(self._read_sparse(chunk, opened, self.source.read)) for chunk in range(n_chunks)]
-            return sizes
-        for first in range(0, n_chunks, BLOCK_ENTRIES):
-            block = self._block(first // BLOCK_ENTRIES, opened, self.source.read)
-            sizes[first : first + len(block.crc)] = self._raw_sizes(first, block, opened.decoder)
+            sizes = self._sparse_raw_sizes(opened.entries, opened)
+        else:
+            sizes = np.zeros(n_chunks, np.int64)
+            for first in range(0, n_chunks, BLOCK_ENTRIES):
+                block = self._block(first // BLOCK_ENTRIES, opened, self.source.read)
+                numbers = range(first, first + len(block.crc))
+                sizes[first : numbers.stop] = self._raw_sizes(numbers, block, opened.decoder)
         if n_chunks and (int(sizes.min()) < 0 or int(sizes.max()) > self.spec.max_chunk_bytes):
             raise CorruptShard(
                 f"{self.name}: a chunk claims {int(sizes.max())} bytes, expected at most {self.spec.max_chunk_bytes}"
@@ -402,8 +403,29 @@ class ShardReader:
             self._blocks.popitem(last=False)
         return block
 
-    def _raw_sizes(self, first: int, block: directory.Chunks, decoder: codecs.Decoder) -> NDArray[np.int64]:
-        """Raw sizes of the chunks of one block: from the directory, or from the heads of blosc buffers."""
+    def _sparse_raw_sizes(self, entries: NDArray[np.int64], opened: _Opened) -> NDArray[np.int64]:
+        """As `raw_sizes`, of a shard whose directory leaves the absent chunks out; see `_Opened.entries`."""
+        absent_bytes = self.spec.chunk_bytes
+        sizes = np.full(len(entries), len(self.spec.absent_strings) if absent_bytes is None else absent_bytes, np.int64)
+        listed = np.flatnonzero(entries >= 0)
+        stride = opened.stride.entry_bytes
+        for at in range(0, len(listed), BLOCK_ENTRIES):
+            numbers = listed[at : at + BLOCK_ENTRIES].tolist()
+            data = self.source.read(opened.end.directory_offset + at * stride, len(numbers) * stride)
+            try:
+                block = directory.parse_entries(data, opened.stride, at, len(numbers), self.name)
+            except CorruptShard:  # it takes the entry's number for the chunk's
+                for place, number in enumerate(numbers):
+                    directory.parse_entry(data[place * stride :][:stride], opened.stride, number, self.name)
+                raise
+            sizes[numbers] = self._raw_sizes(numbers, block, opened.decoder)
+        return sizes
+
+    def _raw_sizes(
+        self, numbers: Sequence[int], block: directory.Chunks, decoder: codecs.Decoder
+    ) -> NDArray[np.int64]:
+        """Raw sizes of all chunks of a block, which are `numbers`: from the directory, or from the heads of blosc
+        buffers."""
         if decoder.zip_method != codecs.METHOD_STORED:
             return block.raw_bytes
         head_bytes = block.header_hint + codecs.HEAD_BYTES
@@ -414,12 +436,12 @@ class ShardReader:
         for fetch, data in zip(fetches, datas, strict=True):
             for member in fetch.members:
                 at = wanted[member].start - fetch.range.start
-                where = f"{self.name}: chunk {first + member}"
+                where = f"{self.name}: chunk {numbers[member]}"
                 at += directory.data_start(data, at, where)
                 head = data[at : at + codecs.HEAD_BYTES]
                 size = decoder.raw_size(head, int(block.stored_bytes[member]), int(block.raw_bytes[member]), where)
                 if size is None:
-                    raws = self.read([first + member])
+                    raws = self.read([numbers[member]])
                     size = len(raws[0])
                 sizes[member] = size
         return sizes

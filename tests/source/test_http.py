@@ -649,6 +649,48 @@ def test_the_stamp_is_asked_anew(open_url: Open) -> None:
         assert file.stamp() != before
 
 
+@pytest.mark.parametrize("coding", ["chunked", "gzip", "gzip with ranges"])
+def test_the_stamp_is_that_of_what_is_read_where_lengths_are_not_told(open_url: Open, coding: str) -> None:
+    """Else whoever follows the file would download it again each time it looks."""
+
+    def answer(handler: Handler) -> bool:
+        tag = f'"{handler.server_files.version}"'
+        if coding == "chunked":
+            handler.send_head(200, Transfer_Encoding="chunked", ETag=tag)
+            handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DATA), DATA))
+            return True
+        body, wanted = gzip.compress(DATA), handler.request_record.range
+        if wanted is None or coding == "gzip":
+            handler.send_whole(200, body, Content_Encoding="gzip", ETag=tag)
+        else:
+            part = body[wanted[0] : wanted[1] + 1]
+            place = f"bytes {wanted[0]}-{wanted[0] + len(part) - 1}/{len(body)}"
+            handler.send_whole(206, part, Content_Encoding="gzip", Content_Range=place, ETag=tag)
+        return True
+
+    with behaving(answer) as web:
+        file = open_url(web.url + "/data")
+        assert file.first_stamp == file.stamp()
+        assert file.first_stamp.size == len(DATA)
+        web.version = "2"
+        assert file.first_stamp != file.stamp()
+
+
+def test_an_answer_without_validators_is_no_version(open_url: Open) -> None:
+    """Servers answer 416 without them."""
+    with serving(FILES) as web:
+        file = open_url(web.url + "/data", expected_size=len(DATA))
+        web.behave = first_requests(
+            1, lambda handler: handler.send_whole(416, b"", Content_Range="bytes */300000") is None
+        )
+        with pytest.raises(ShortRead):
+            file.read(100, 5)
+        assert file.read(100, 5) == DATA[100:105]
+        empty = open_url(web.url + "/empty")
+        assert empty.size == 0
+        assert empty.first_stamp.identity[:1] != ("",)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Redirects and secrets
 

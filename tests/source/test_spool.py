@@ -12,6 +12,7 @@ import pytest
 from dafmount.errors import CorruptArchive, ShortRead, SourceUnavailable, SpoolFull
 from dafmount.source.base import Range
 from dafmount.source.spool import Spool, SpooledFile
+from mounts import LIMIT_S
 
 
 def put(spool: Spool, number: int, data: bytes, owner: str = "a") -> SpooledFile:
@@ -177,6 +178,27 @@ def test_forgetting_an_owner_frees_what_is_closed_now_and_what_is_open_later(pla
     assert spool.used_bytes == 5
     with pytest.raises(SourceUnavailable, match="closed"):
         kept.read(0, 1)
+
+
+def test_an_owner_that_goes_while_the_lock_is_held_is_forgotten_then(place: Path) -> None:
+    """Garbage is collected at any time, also in a thread that holds the lock."""
+
+    class Key(int):
+        def __hash__(self) -> int:
+            if is_collecting:
+                spool.forget("a")
+            return int(self)
+
+    is_collecting = False
+    spool = Spool(place)
+    put(spool, 1, bytes(10)).close()
+    is_collecting = True
+    getting = threading.Thread(target=lambda: spool.get(("b", Key(1)), name="x"), daemon=True)
+    getting.start()
+    getting.join(LIMIT_S)
+    assert not getting.is_alive()
+    assert spool.used_bytes == 0
+    assert spool.get(("a", 1), name="x") is None
 
 
 def test_the_same_key_put_twice_at_once_is_kept_once(place: Path) -> None:

@@ -22,6 +22,7 @@ from dafmount.source.fetchers import Fetchers
 from dafmount.source.local import LocalFile
 from dafmount.tree.build import Style, packed_content
 from dafmount.tree.cache import ChunkCache
+from dafmount.tree.chunks import DECODED
 from dafmount.tree.content import Content
 
 N, CHUNK = 1000, 64
@@ -92,6 +93,18 @@ def test_absent_chunks_are_zeros_or_empty_lines(
     content = open_shard(tmp_path / "shard", shard, compression, strings=strings)
     for at in (0, 255, 256, 257, 700, len(expected) - 5):
         assert content.read(at, 5) == expected[at : at + 5]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip", "blosc_zstd_bitshuffle", "blosc_lz4_bitshuffle"])
+@pytest.mark.parametrize("absent", SETS, ids=len)
+def test_the_size_of_strings_is_known_without_decoding_where_chunks_are_absent(
+    compression: str, absent: set[int], tmp_path: Path
+) -> None:
+    shard = without(shard_of(compression, strings=True), absent)
+    content = open_shard(tmp_path / "shard", shard, compression, strings=True)
+    before = DECODED.n_chunks
+    assert content.size == len(expected_without(absent, strings=True))
+    assert DECODED.n_chunks == before
 
 
 @pytest.mark.parametrize("compression", CODECS)
