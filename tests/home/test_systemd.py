@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -106,6 +107,8 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         try:
             container.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
+            for child in children(container.pid):  # systemd outlives systemd-nspawn and holds all mounts
+                os.kill(child, signal.SIGKILL)
             container.kill()
             container.communicate()
 
