@@ -45,7 +45,6 @@ class Question:
         self._see_it_die()
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
-
     def _see_it_die(self) -> None:
         """As long as it lives it keeps the mount busy, and who asked is perhaps about to unmount that."""
         end = time.monotonic() + KILL_LIMIT_S

@@ -263,7 +263,9 @@ class _Process:
             job = _Job(slot, out_bytes, self._put(slot, runs, places))
             try:
                 self._channel.send(pickle.dumps(job))
-            except OSError:  # it is gone, as is soon found out
+            except OSError:  # it is gone, as is soon found out, or has not taken what it was sent
+                del self._keys[slot]
+                self._free.append(slot)
                 return False
             return True
 
