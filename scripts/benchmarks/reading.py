@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import statistics
@@ -21,8 +22,12 @@ PAGE_BYTES = 4096
 
 
 def read_whole(path: Path, most_bytes: int | None = None, offset: int = 0) -> float:
-    """From start to end, or `most_bytes` from `offset` on, a mebibyte a call."""
-    buffer = bytearray(BLOCK_BYTES)
+    """From start to end, or `most_bytes` from `offset` on, a mebibyte a call.
+
+    To a buffer that begins with a page, as those of cat, cp and dd do. Some processors copy to one that begins 16 bytes
+    later, as malloc's do, at a sixth of the speed, whatever file system the bytes come from.
+    """
+    buffer = mmap.mmap(-1, BLOCK_BYTES)
     left = os.stat(path).st_size if most_bytes is None else most_bytes
     start = time.perf_counter()
     descriptor = os.open(path, os.O_RDONLY)
