@@ -8,7 +8,7 @@ Threads may share it; two that ask for the same thing at once may both read it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from dafmount.daf.catalog import DENSE, Component, Descriptor, PropertyKey
@@ -141,13 +141,12 @@ class FilesLayout:
         Only a descriptor makes a file a shard, never its suffix. A descriptor that cannot be read is logged; its files
         stay what they are.
         """
-        present = set(names)
-        self._expect(axes, present)
+        present = names if isinstance(names, Set) else set(names)
+        shards = [name for name in present if name[-4:] == ".zip"]
+        self._expect(axes, shards, present)
         found: dict[str, PackedComponent] = {}
         descriptors: dict[str, Descriptor | None] = {}
-        for shard in present:
-            if not shard.endswith(".zip"):
-                continue
+        for shard in shards:
             for name, component_key in _shard_candidates(shard, len(axes)):
                 if name + ".json" not in present:
                     continue
@@ -189,9 +188,8 @@ class FilesLayout:
             except DafmountError as error:
                 log.error("left out of metadata.json: %s", error)
 
-    def _expect(self, axes: Sequence[str], present: set[str]) -> None:
+    def _expect(self, axes: Sequence[str], shards: Sequence[str], present: Set[str]) -> None:
         """The descriptors of what may be packed among the names of a directory will be read soon."""
-        shards = [shard for shard in present if shard.endswith(".zip")]
         named = {name for shard in shards for name, _ in _shard_candidates(shard, len(axes))}
         keys = [PropertyKey(tuple(axes), name) for name in sorted(named) if name + ".json" in present]
         if len(keys) > 1:

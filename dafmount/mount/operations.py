@@ -218,24 +218,27 @@ class Operations(pyfuse3.Operations):
         listing = self._directories[handle]
         reply, remember = pyfuse3.readdir_reply, self.nodes.remember
         entry = self._entry()
-        mtime_ns = -1
+        # Setting a field takes as long as all else that is done for one; mostly neighbours have the same.
+        before: tuple[object, ...] | None = None
         for position in range(start_id, len(listing)):
             node = listing[position]
-            self._fill(entry, node)
-            if node.mtime_ns != mtime_ns:  # mostly neighbours have the same, and setting it is a third of the work
-                mtime_ns = node.mtime_ns
-                entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
+            entry.st_ino = node.number or self.nodes.number(node)
+            if type(node) is File:
+                alike = (node.size, node.mtime_ns, node.is_executable, node.is_retired)
+            else:
+                alike = (-1, node.mtime_ns, False, False)  # no file's
+            if alike != before:
+                before = alike
+                self._fill(entry, node)
+                entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
+                # Asking for a size would delay the whole listing. The kernel forgets at once what it is told here, and
+                # asks for the exact size before anybody sees or uses one.
+                is_exact = not isinstance(node, File) or not (node.size is None or node.is_retired)
+                entry.attr_timeout = entry.entry_timeout = CACHE_TIMEOUT_S if is_exact else 0
             if position < 2:
                 reply(token, _DOTS[position], entry, position + 1)
                 continue
-            if isinstance(node, File) and (node.size is None or node.is_retired):
-                # Asking would delay the whole listing. The kernel forgets at once what it is told here, and asks for
-                # the exact size before anybody sees or uses one.
-                entry.attr_timeout = entry.entry_timeout = 0
-            else:
-                entry.attr_timeout = entry.entry_timeout = CACHE_TIMEOUT_S
-            name = node.name.encode("utf-8", "surrogateescape")
-            if not reply(token, name, entry, position + 1):
+            if not reply(token, node.name.encode("utf-8", "surrogateescape"), entry, position + 1):
                 return
             remember(node)
 

@@ -26,7 +26,7 @@ from dafmount.tree import attributes
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader, ShardSpec
 from dafmount.tree.content import Content, Literal, PackedNumbers, PackedText
-from dafmount.tree.decoders import Decoders
+from dafmount.tree.decoders import Decoders, Store
 from dafmount.tree.far import FarFile, far_content
 from dafmount.tree.nodes import Directory, File, Loader, Node, join
 from dafmount.tree.watched import Watched
@@ -248,6 +248,7 @@ class PropertyDirectory:
         children: dict[str, Node] = {}
         flat: dict[str, Node] = {}
         is_legacy = tree.style.layout == "1.0"
+        holds = payloads.holds
         for entry in entries:
             name, is_directory, stored_size, mtime_ns, is_executable, stored_identity = entry
             if is_directory:
@@ -262,14 +263,14 @@ class PropertyDirectory:
                     children[name] = plain.node(entry, directory)
                 else:
                     children[shown] = flat[shown]
-            elif name.endswith(".json"):
-                is_packed = name.removesuffix(".json") in flat_of_packed
+            elif name[-5:] == ".json":
+                is_packed = name[:-5] in flat_of_packed
                 size = None if is_packed or is_legacy else stored_size
-                identity = known(stored_identity, is_packed)
+                identity = None if stored_identity is None else (stored_identity, is_packed)
                 descriptor = rewritten if is_packed else stored
                 children[name] = File(name, directory, size, mtime_ns, descriptor, False, identity)
             else:
-                as_stored = payloads if payloads.holds(name, names) else plain
+                as_stored = payloads if holds(name, names) else plain
                 children[name] = File(
                     name, directory, stored_size, mtime_ns, as_stored, is_executable, stored_identity
                 )
@@ -387,7 +388,7 @@ class PackedOpener:
         source = self._tree.archive.open(self._path)
         try:
             check_unchanged(self._tree.archive, self._path, self._stored)
-            return self._open(source, file.serial)
+            return self._open(source, file)
         except BaseException:
             source.close()
             raise
@@ -400,7 +401,7 @@ class PackedOpener:
         if source is None:
             return None
         try:
-            return self._open(source, file.serial)
+            return self._open(source, file)
         except BaseException:
             source.close()
             raise
@@ -413,15 +414,22 @@ class PackedOpener:
         """See `Described`."""
         return self._attributes.values()
 
-    def _open(self, source: ByteSource, number: int) -> Content:
-        shape = self._tree.layout.shape(self._packed.key, self._packed.component)
-        return packed_content(source, shape, self._packed.component, self._tree.style, number)
+    def _open(self, source: ByteSource, file: File) -> Content:
+        shape, style = self._tree.layout.shape(self._packed.key, self._packed.component), self._tree.style
+        store = style.decoders.store_for(file) if style.decoders is not None else None
+        return packed_content(source, shape, self._packed.component, style, file.serial, store)
 
 
 def packed_content(
-    source: ByteSource, shape: tuple[int, ...], component: Component, style: Style, number: int
+    source: ByteSource,
+    shape: tuple[int, ...],
+    component: Component,
+    style: Style,
+    number: int,
+    store: Store | None = None,
 ) -> Content:
-    """The flat bytes of a packed component, given its shard; `number` tells its chunks from others' in the cache.
+    """The flat bytes of a packed component, given its shard; `number` tells its chunks from others' in the cache, and
+    `store` gives them to the kernel.
 
     Closing the content closes `source`. Raises CorruptDescriptor or UnsupportedFormat.
     """
@@ -430,7 +438,7 @@ def packed_content(
         return far_content(source, grid, reader.spec, style.cache, number)
     if reader.spec.itemsize is None:
         return PackedText(grid, reader, style.cache, number)
-    return PackedNumbers(grid, reader, style.cache, number, decoders=style.decoders)
+    return PackedNumbers(grid, reader, style.cache, number, decoders=style.decoders, store=store)
 
 
 def open_shard(
