@@ -69,7 +69,7 @@ class Options:
     http_readahead_bytes: int = 0
     """The same where the source is a URL: what the kernel reads ahead for nobody is fetched too."""
     decoders: int | None = None
-    """Processes that decode ahead of who reads on and on (`decoders=`); None: as many as the machine has room for."""
+    """Threads that decode ahead of who reads on and on (`decoders=`); None: as many as are of use on this machine."""
     refresh_s: float = 1.0
     """How often the source is asked whether it changed (`refresh=`, seconds); 0: only when a file shows it."""
     http_refresh_s: float = 60.0

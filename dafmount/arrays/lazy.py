@@ -18,7 +18,8 @@ from dafmount.shard import strings
 from dafmount.shard.grid import Grid
 from dafmount.tree.cache import ChunkCache
 from dafmount.tree.chunks import ShardReader
-from dafmount.tree.content import KEY_BITS, CachedUnits, Content
+from dafmount.tree.content import KEY_BITS, Content
+from dafmount.tree.units import CachedUnits
 
 READ_BYTES = 2 << 20
 """The most that is read at once into an array that is being filled."""

@@ -45,7 +45,7 @@ OPTIONS_HELP = """options for -o (comma-separated):
   shards            show the packed shards beside the flat files
   verify=WHAT       checksums to check: off, auto, all (auto)
   timeout=SECONDS   longest wait for the source before a request fails (120); retries included
-  decoders=N        processes that decode ahead of who reads on and on (as many as the processor has cores to spare)
+  decoders=N        threads that decode ahead of who reads on and on (as many as the processor has cores, at most 4)
   readahead=SIZE    how far the kernel reads ahead, where root mounts (1M; 0: as the kernel likes, as for URLs)
   refresh=SECONDS   how often to look whether the source changed (1; for URLs, while in use, 60; 0: only when a file
                     turns out to have changed)
@@ -209,7 +209,7 @@ def _serve(command: _Command, report: Report) -> int:
     from dafmount.source.spool import Spool
     from dafmount.tree.build import Style
     from dafmount.tree.cache import ChunkCache
-    from dafmount.tree.decoders import Decoders, most_processes
+    from dafmount.tree.decoders import Decoders, most_threads
     from dafmount.tree.live import live_tree
 
     options = command.options.for_source(command.source)
@@ -228,7 +228,7 @@ def _serve(command: _Command, report: Report) -> int:
 
     resolved = open_source(command.source, False)
     cache = ChunkCache(options.cache_bytes)
-    most = most_processes()
+    most = most_threads()
     decoders = Decoders(cache, most if options.decoders is None else min(most, options.decoders))
     style = Style(cache, options.layout, options.shards, options.verify != "off", decoders)
     live = live_tree(resolved, open_source, style)
@@ -251,6 +251,7 @@ def _serve(command: _Command, report: Report) -> int:
             ownership,
             size,
             cache,
+            decoders,
             spool,
             options,
             ready,

@@ -24,9 +24,11 @@ import trio
 from dafmount.errors import MountFailed
 from dafmount.mount import eager, logs
 from dafmount.mount import mountpoint as mountpoints
+from dafmount.mount.guardian import CONNECTIONS
 from dafmount.mount.notify import notify
 from dafmount.mount.offload import Offload
 from dafmount.mount.operations import Operations, Ownership
+from dafmount.mount.page_cache import PageCache
 from dafmount.mount.refresh import Follower
 from dafmount.mount.reporter import Reporter
 from dafmount.mount.statistics import Statistics
@@ -34,6 +36,7 @@ from dafmount.options import KIB, Options
 from dafmount.source.http_url import is_url
 from dafmount.source.spool import Spool
 from dafmount.tree.cache import ChunkCache
+from dafmount.tree.decoders import Decoders
 from dafmount.tree.live import Live
 from dafmount.tree.nodes import OpenContents
 
@@ -47,7 +50,6 @@ MAX_READAHEAD = 128
 
 LOOK_EVERY_S = 1.0
 
-_CONNECTIONS = Path("/sys/fs/fuse/connections")
 _FUSE_DEVICE = "/dev/fuse"
 
 N_THREADS = 64
@@ -80,6 +82,7 @@ def serve(
     ownership: Ownership,
     source_bytes: int,
     cache: ChunkCache,
+    decoders: Decoders,
     spool: Spool,
     options: Options,
     ready: Callable[[], None],
@@ -102,6 +105,8 @@ def serve(
     reporter = Reporter(source, mountpoint, statistics, cache)
     offload = Offload(N_THREADS, options.timeout_s)
     operations = Operations(live.root, contents, offload, ownership, source_bytes, statistics, reporter.attributes)
+    page_cache = PageCache(operations.nodes, statistics, mountpoint)
+    decoders.kernel = page_cache
     follower = Follower(live.units, contents, options.refresh_s, only_in_use=is_url(source))
     operations.following = follower
     _raise_file_limit()
@@ -109,14 +114,16 @@ def serve(
     eager.enable()
     _mount(operations, mountpoint, kernel_options(source, options))
     _allow_readahead(mountpoint)
-    signals = _Signals(mountpoint, reporter, ends_on_hangup)
+    signals = _Signals(mountpoint, reporter, page_cache, ends_on_hangup)
     try:
         trio.run(_main, mountpoint, options.readahead_bytes, follower, offload, signals, ready)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
         notify("STOPPING=1")
+        page_cache.close()  # libfuse does not expect anything to be under way
         pyfuse3.close(unmount=True)
+        page_cache.dismiss()
         contents.close()
 
 
@@ -162,7 +169,7 @@ def _allow_readahead(mountpoint: str) -> None:
     """Let the kernel read ahead with more requests, where the system lets us: its 12 are soon held by one slow file."""
     mount = mountpoints.mount_at(mountpoint)
     if mount is not None:
-        connection = _CONNECTIONS / mount.device.partition(":")[2]
+        connection = CONNECTIONS / mount.device.partition(":")[2]
         with suppress(OSError):
             (connection / "max_background").write_text(str(MAX_READAHEAD))
             (connection / "congestion_threshold").write_text(str(MAX_READAHEAD))
@@ -260,9 +267,10 @@ def _set_readahead(device: int, readahead_bytes: int) -> None:
 class _Signals:
     """What the daemon does at a signal."""
 
-    def __init__(self, mountpoint: str, reporter: Reporter, ends_on_hangup: bool) -> None:
+    def __init__(self, mountpoint: str, reporter: Reporter, page_cache: PageCache, ends_on_hangup: bool) -> None:
         self._mountpoint = mountpoint
         self._reporter = reporter
+        self._page_cache = page_cache
         self._ends_on_hangup = ends_on_hangup
         self._has_terminal = _has_terminal()
         self._is_ending = False
@@ -291,6 +299,7 @@ class _Signals:
     def _end(self, nursery: trio.Nursery, name: str) -> None:
         if self._is_ending:
             log.warning("%s: %s again, ending without waiting", self._mountpoint, name)
+            self._page_cache.stop()
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
             return
@@ -304,6 +313,8 @@ class _Signals:
         )
         if problem:
             log.warning("%s: in use (%s); detached, programs there get errors from now on", self._mountpoint, problem)
+            # While requests are still answered, as what is given to the kernel may wait for that.
+            await trio.to_thread.run_sync(self._page_cache.close, abandon_on_cancel=True)
             pyfuse3.terminate()
             await trio.sleep(ENDING_LIMIT_S)
             nursery.cancel_scope.cancel()

@@ -32,6 +32,10 @@ from dafmount.shard.where import Where, text_of
 HEADER_BYTES = 16
 """Bytes of a buffer that `raw_size` needs."""
 
+FLAGS_AT = 2
+TYPESIZE_AT = 3
+"""Where these lie in a header."""
+
 _HEADER = struct.Struct("<BBBBIII")
 _U32 = struct.Struct("<I")
 _SINGLE = struct.Struct("<BBBBIIIII")  # a header, the only block's start, and the length of its only stream
@@ -201,6 +205,22 @@ def parse_header(payload: bytes | memoryview, stored_bytes: int, where: Where) -
             f"{text_of(where)}: the blosc header claims blocks of {block_bytes} bytes in a chunk of {raw_bytes}"
         )
     return Header(flags, typesize, raw_bytes, block_bytes)
+
+
+def header(flags: int, typesize: int, raw_bytes: int, block_bytes: int, stored_bytes: int) -> bytes:
+    """The first 16 bytes of a buffer."""
+    return _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, raw_bytes, block_bytes, stored_bytes)
+
+
+def flags_of(codec: str, *, is_bit_shuffled: bool) -> int:
+    """The flags of a buffer whose blocks are one stream each of `codec`, "zstd" or "lz4"."""
+    code = _ZSTD if codec == "zstd" else _LZ4
+    return (_BIT_SHUFFLE if is_bit_shuffled else 0) | _NOT_SPLIT | code << _CODEC_SHIFT
+
+
+def is_one_stream(flags: int) -> bool:
+    """Whether each block is one stream, and not one for each byte of an item."""
+    return bool(flags & _NOT_SPLIT)
 
 
 def raw_size(head: bytes | memoryview, stored_bytes: int, where: Where) -> int:
@@ -389,11 +409,9 @@ def encode(raw: bytes, codec: str, level: int, typesize: int) -> bytes:
             parts.append(encoded)
             at += len(encoded)
         if at < len(raw) + HEADER_BYTES:
-            header = _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags, typesize, len(raw), block_bytes, at)
-            return b"".join((header, struct.pack(f"<{n_blocks}I", *starts), *parts))
-    compressed = HEADER_BYTES + len(raw)
-    header = _HEADER.pack(_FORMAT_VERSION, _CODEC_VERSION, flags | _COPIED, typesize, len(raw), block_bytes, compressed)
-    return header + raw
+            head = header(flags, typesize, len(raw), block_bytes, at)
+            return b"".join((head, struct.pack(f"<{n_blocks}I", *starts), *parts))
+    return header(flags | _COPIED, typesize, len(raw), block_bytes, HEADER_BYTES + len(raw)) + raw
 
 
 def encode_many(raws: Sequence[bytes], codec: str, level: int, typesize: int) -> list[bytes]:
@@ -417,7 +435,7 @@ def encode_many(raws: Sequence[bytes], codec: str, level: int, typesize: int) ->
         at += size
     view = memoryview(shuffled)
     streams = compressor.multi_compress_to_buffer([view[n * size : (n + 1) * size] for n in range(len(raws))])
-    flags = _BIT_SHUFFLE | _ZSTD << _CODEC_SHIFT | _NOT_SPLIT
+    flags = flags_of("zstd", is_bit_shuffled=True)
     encoded = []
     for n, raw in enumerate(raws):
         stream = streams[n].tobytes()

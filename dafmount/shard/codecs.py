@@ -15,16 +15,15 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
 from dafmount.errors import CorruptShard, UnsupportedFormat
-from dafmount.shard import blosc
+from dafmount.shard import blosc, together
 from dafmount.shard.directory import Chunks
-from dafmount.shard.shuffle import bitshuffle, bitunshuffle, shuffle, unshuffle
+from dafmount.shard.shuffle import bitshuffle, bitunshuffle, is_one_block, shuffle, unshuffle
 from dafmount.shard.where import Where, text_of
 
 try:  # two to five times as fast; has no wheels for some machines
@@ -278,15 +277,25 @@ class Decoder:
         stops = starts + chunks.stored_bytes
         if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(block)):
             raise ValueError(f"chunks up to {int(stops.max())} are not within the {len(block)} bytes given")
-        kind = ""
-        right_method = bool((chunks.method == self.zip_method).all())
-        if self._is_blosc and blosc.library() is not None:
-            simple = blosc.simple_chunks(np.frombuffer(block, np.uint8), starts, chunks.stored_bytes, chunk_bytes)
-            if right_method and bool((simple & (chunks.raw_bytes == chunks.stored_bytes)).all()):
-                kind = "blosc"
-        elif self.zip_method == METHOD_ZSTD and right_method and bool((chunks.raw_bytes == chunk_bytes).all()):
-            kind = "zstd"
-        return PreparedRun(self, block, starts.tolist(), chunks, chunks.crc.tolist(), chunk_bytes, kind)
+        streams, is_deflate = None, False
+        stated = chunks.stored_bytes if self.zip_method == METHOD_STORED else chunk_bytes
+        if not ((chunks.method != self.zip_method).any() or (chunks.raw_bytes != stated).any()):
+            streams = self._streams(block, starts, chunks.stored_bytes, chunk_bytes)
+            is_deflate = self.zip_method == METHOD_DEFLATE
+        return PreparedRun(self, block, starts.tolist(), chunks, chunks.crc.tolist(), chunk_bytes, streams, is_deflate)
+
+    def _streams(
+        self, block: bytes, starts: NDArray[np.int64], stored_bytes: NDArray[np.int64], chunk_bytes: int
+    ) -> together.Streams | None:
+        """How the chunks can be decoded together; None where they are of several kinds, or of one that cannot be."""
+        if self._is_blosc:
+            return together.streams_of_blosc(block, starts, stored_bytes, chunk_bytes)
+        steps = [step.name for step in self._steps]
+        if steps == ["zstd"]:
+            return together.streams_of_zstd(starts, stored_bytes, chunk_bytes)
+        if steps == ["bitshuffle", "zstd"] and is_one_block(chunk_bytes, self._steps[0].itemsize):
+            return together.streams_of_zstd(starts, stored_bytes, chunk_bytes, self._steps[0].itemsize)
+        return None
 
     def raw_size(
         self, head: bytes | memoryview, stored_bytes: int, raw_bytes_in_directory: int, where: Where
@@ -344,25 +353,6 @@ class Decoder:
         return raw
 
 
-class StoredRun(NamedTuple):
-    """Chunks cut out of a `PreparedRun` so that another process can decode them; see `PreparedRun.cut`."""
-
-    decoder: Decoder
-    data: bytes | memoryview
-    columns: NDArray[np.int64]
-    """Shape (5, n): where in `data` each chunk begins, its stored bytes, its CRC, its ZIP method, its raw bytes."""
-    chunk_bytes: int
-    kind: str
-
-    def prepared(self) -> PreparedRun:
-        """The run to decode."""
-        starts, stored, crcs, methods, raw_bytes = self.columns
-        chunks = Chunks(methods, crcs, stored, raw_bytes, starts, 0)
-        return PreparedRun(
-            self.decoder, _as_bytes(self.data), starts.tolist(), chunks, crcs.tolist(), self.chunk_bytes, self.kind
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """Chunks whose stored bytes are at hand. Make it with `Decoder.prepare`; threads may share it."""
@@ -373,8 +363,10 @@ class PreparedRun:
     chunks: Chunks
     crcs: list[int]
     chunk_bytes: int
-    kind: str
-    """The loop that all chunks can take: `blosc`, `zstd`, or none."""
+    streams: together.Streams | None
+    """How they can be decoded by one call."""
+    is_deflate: bool
+    """Whether each is a DEFLATE stream by itself, of the usual size."""
 
     def decode(
         self,
@@ -391,68 +383,58 @@ class PreparedRun:
             raise ValueError(
                 f"chunks of {self.chunk_bytes} bytes up to {max(places)} do not fit a buffer of {len(out)}"
             )
-        lengths = self.chunks.stored_bytes[begin:end].tolist()
-        rows = zip(self.starts[begin:end], lengths, places, self.crcs[begin:end], strict=True)
-        lib = blosc.library() if self.kind == "blosc" else None
-        if lib is not None:
-            self._decode_blosc(lib, rows, out, places, where)
-        elif self.kind == "zstd":
-            self._decode_zstd(rows, out, places, where)
-        else:
+        decode = self._inflate if self.is_deflate else self._decode_together
+        if not decode(begin, end, memoryview(out), places):
+            lengths = self.chunks.stored_bytes[begin:end].tolist()
+            rows = zip(self.starts[begin:end], lengths, places, self.crcs[begin:end], strict=True)
             self._decode_one_by_one(begin, rows, out, where)
 
-    def cut(self, begin: int, end: int) -> StoredRun:
-        """The chunks `begin` to `end`, with no more of the stored bytes than lie between them."""
-        chunks = self.chunks
-        starts = np.array(self.starts[begin:end], np.int64)
-        stored = chunks.stored_bytes[begin:end]
-        first, stop = int(starts.min()), int((starts + stored).max())
-        methods, raw_bytes = chunks.method[begin:end], chunks.raw_bytes[begin:end]
-        columns = np.stack([starts - first, stored, self.crcs[begin:end], methods, raw_bytes]).astype(np.int64)
-        data = memoryview(self.block)[first:stop]
-        return StoredRun(self.decoder, data, columns, self.chunk_bytes, self.kind)
+    def _decode_together(self, begin: int, end: int, out: memoryview, places: Sequence[int]) -> bool:
+        """False where the chunks cannot be decoded together, or one of them is bad: one by one they tell which."""
+        streams, size, n_chunks = self.streams, self.chunk_bytes, end - begin
+        if streams is None or n_chunks < 2:
+            return False
+        is_crc_of_stored = self.decoder.zip_method == METHOD_STORED
+        if is_crc_of_stored:
+            stops = (self.chunks.stored_bytes[begin:end] + self.starts[begin:end]).tolist()
+            if not self._is_intact(memoryview(self.block), begin, self.starts[begin:end], stops):
+                return False
+        is_flat = isinstance(places, range) and places.step == size
+        raw = out[places[0] :] if is_flat else memoryview(bytearray(n_chunks * size))
+        if not streams.decode(self.block, begin, end, raw, size):
+            return False
+        rows = range(0, n_chunks * size, size)
+        if not is_crc_of_stored and not self._is_intact(raw, begin, rows, range(size, n_chunks * size + 1, size)):
+            return False
+        if not is_flat:  # each covers the padding of the one before it
+            for place, at in zip(places, rows, strict=True):
+                out[place : place + size] = raw[at : at + size]
+        return True
 
-    def _decode_blosc(
-        self,
-        lib: blosc.Library,
-        rows: Iterable[tuple[int, int, int, int]],
-        out: bytearray | memoryview,
-        places: Sequence[int],
-        where: Callable[[int], str],
-    ) -> None:
-        """The loop that all speed depends on: nothing in it but the CRC and the C library."""
-        context, decompress, checksum = blosc.context_of_thread(lib), lib.decompress_ctx, crc32
-        verify, size, view = self.decoder.verify, self.chunk_bytes, memoryview(self.block)
-        base, target = np.frombuffer(self.block, np.uint8).ctypes.data, blosc.address_of(out)
-        for start, length, place, crc in rows:
-            if verify and checksum(view[start : start + length]) != crc:
-                raise _wrong_crc(view[start : start + length], crc, "stored", where(places.index(place)))
-            found = decompress(context, base + start, length, target + place, size)
-            if found != size:
-                name = where(places.index(place))
-                raise CorruptShard(f"{name}: libblosc2 gave {found}, expected {size} bytes")
+    def _inflate(self, begin: int, end: int, out: memoryview, places: Sequence[int]) -> bool:
+        """The loop that the speed of gzip depends on; False where a chunk is not as usual."""
+        inflater, checksum, size = fast_zlib.decompressobj, crc32, self.chunk_bytes
+        verify, view = self.decoder.verify, memoryview(self.block)
+        lengths = self.chunks.stored_bytes[begin:end].tolist()
+        rows = zip(self.starts[begin:end], lengths, places, self.crcs[begin:end], strict=True)
+        try:
+            for start, length, place, crc in rows:
+                stream = inflater(_RAW_DEFLATE)
+                raw = stream.decompress(view[start : start + length], size + 1)
+                if len(raw) != size or not stream.eof or stream.unused_data or (verify and checksum(raw) != crc):
+                    return False
+                out[place : place + size] = raw
+        except _INFLATE_ERRORS:
+            return False
+        return True
 
-    def _decode_zstd(
-        self,
-        rows: Iterable[tuple[int, int, int, int]],
-        out: bytearray | memoryview,
-        places: Sequence[int],
-        where: Callable[[int], str],
-    ) -> None:
-        """The same for zstd; whatever is not as usual goes the careful way, which also finds the words for it."""
-        decompress, checksum, content_size = _local.decompressor.decompress, crc32, zstandard.frame_content_size
-        verify, size, view = self.decoder.verify, self.chunk_bytes, memoryview(self.block)
-        for start, length, place, crc in rows:
-            payload = view[start : start + length]
-            try:
-                is_usual = content_size(payload) == size
-                raw = decompress(payload, allow_extra_data=False) if is_usual else b""
-            except zstandard.ZstdError:
-                raw = b""
-            if len(raw) != size or (verify and checksum(raw) != crc):
-                name = where(places.index(place))
-                raw = bytes(self.decoder.decode(payload, METHOD_ZSTD, crc, size, size, size, name))
-            out[place : place + size] = raw
+    def _is_intact(self, view: memoryview, begin: int, starts: Sequence[int], stops: Sequence[int]) -> bool:
+        """Whether the bytes of the chunks from `begin` on, `starts` to `stops` of `view`, have their CRC-32."""
+        if not self.decoder.verify:
+            return True
+        checksum = crc32
+        found = [checksum(view[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        return found == self.crcs[begin : begin + len(found)]
 
     def _decode_one_by_one(
         self,

@@ -37,12 +37,20 @@ def bitunshuffle(data: bytes, itemsize: int) -> bytes:
     return _by_blocks(data, itemsize, items_of_bit_planes)
 
 
+def is_one_block(n_bytes: int, itemsize: int) -> bool:
+    """Whether `bitshuffle` takes so many bytes as one block and leaves none as it is."""
+    return n_bytes % (_BLOCK_MULTIPLE * itemsize) == 0 and n_bytes <= _block_items(itemsize) * itemsize
+
+
+def _block_items(itemsize: int) -> int:
+    return max(_MIN_BLOCK_ITEMS, _TARGET_BLOCK_BYTES // itemsize // _BLOCK_MULTIPLE * _BLOCK_MULTIPLE)
+
+
 def _by_blocks(data: bytes, itemsize: int, transform: Callable[[NDArray[np.uint8], int], bytes]) -> bytes:
     n_items = len(data) // itemsize
     done = (n_items - n_items % _BLOCK_MULTIPLE) * itemsize
-    block_items = max(_MIN_BLOCK_ITEMS, _TARGET_BLOCK_BYTES // itemsize // _BLOCK_MULTIPLE * _BLOCK_MULTIPLE)
     values = np.frombuffer(data, np.uint8, done)
-    step = block_items * itemsize
+    step = _block_items(itemsize) * itemsize
     parts = [transform(values[at : at + step], itemsize) for at in range(0, done, step)]
     return b"".join((*parts, data[done:]))
 

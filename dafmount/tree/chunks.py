@@ -57,10 +57,6 @@ class ChunkReader(Protocol):
 
     def read_run_nowait(self, first: int, places: Sequence[int], buffer_bytes: int) -> memoryview: ...
 
-    def cut_run_nowait(
-        self, first: int, places: Sequence[int]
-    ) -> tuple[Sequence[codecs.StoredRun], Sequence[Sequence[int]]] | None: ...
-
     def raw_sizes(self) -> NDArray[np.int64]: ...
 
     def close(self) -> None: ...
@@ -220,29 +216,9 @@ class ShardReader:
             part = places[chunk - first : end - first]
             where = partial(_chunk_name, self.name, range(chunk, end))
             window.run.decode(chunk - window.first, end - window.first, out, part, where)
+            DECODED.n_chunks += end - chunk
             chunk = end
         return out
-
-    def cut_run_nowait(
-        self, first: int, places: Sequence[int]
-    ) -> tuple[Sequence[codecs.StoredRun], Sequence[Sequence[int]]] | None:
-        """What `read_run_nowait` would decode, and the places of each part, for another process to decode.
-
-        None where only this one can. Raises WouldWait rather than wait for bytes.
-        """
-        opened = self._open(self._source_nowait)
-        if opened.entries is not None:
-            return None
-        runs: list[codecs.StoredRun] = []
-        parts: list[Sequence[int]] = []
-        chunk, stop = first, first + len(places)
-        while chunk < stop:
-            window = self._window_at(chunk, opened, self._source_nowait)
-            end = min(stop, window.stop)
-            runs.append(window.run.cut(chunk - window.first, end - window.first))
-            parts.append(places[chunk - first : end - first])
-            chunk = end
-        return runs, parts
 
     def _window_at(self, chunk: int, opened: _Opened, read_at: ReadAt) -> _Window:
         """The window that holds a chunk: the last one, or a new one that begins with it."""

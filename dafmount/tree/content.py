@@ -6,20 +6,21 @@ threads. A short result before the end of the file is a bug (the kernel would fi
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dafmount.errors import CorruptShard, DafmountError
+from dafmount.errors import CorruptShard
 from dafmount.shard import strings
 from dafmount.shard.grid import Grid, Run
-from dafmount.tree.cache import Chunk, ChunkCache, Flight
-from dafmount.tree.chunks import ChunkReader, WouldWait
-from dafmount.tree.decoders import Decoders
+from dafmount.tree.cache import Chunk, ChunkCache
+from dafmount.tree.chunks import ChunkReader
+from dafmount.tree.decoders import Decoders, Store
+from dafmount.tree.stretches import Stretches
+from dafmount.tree.units import CachedUnits, FlatBlocks
 
 KEY_BITS = 40
 """Chunk numbers take so many bits of a cache key; above them stands the file's number."""
@@ -32,12 +33,6 @@ BLOCK_BYTES = 1 << 20
 
 MIN_BLOCKS = 16
 """A cache that holds fewer blocks than this gets smaller ones."""
-
-AHEAD_AFTER_BLOCKS = 4
-"""How many blocks somebody reads one after the other before those behind them are decoded ahead."""
-
-FLIGHT_PATIENCE_S = 10.0
-"""How long a reader waits for another one that decodes what it needs; then it reads for itself."""
 
 
 class Content(Protocol):
@@ -84,178 +79,11 @@ class Literal:
         """Nothing to let go of."""
 
 
-class Units(Protocol):
-    """What the cache keeps pieces of: numbered from 0, each read whole."""
-
-    def read(self, units: Sequence[int]) -> Sequence[Chunk]:
-        """The units asked for, in ascending order; may block."""
-
-    def read_nowait(self, units: Sequence[int]) -> Sequence[Chunk]:
-        """As `read`, but raises WouldWait rather than wait for bytes."""
-
-    def close(self) -> None:
-        """Let go of the source."""
-
-
-class CachedUnits:
-    """Units of one file through the shared cache; each decoded once however many ask."""
-
-    def __init__(self, units: Units, cache: ChunkCache, first_key: int) -> None:
-        self._units = units
-        self._cache = cache
-        self._base = first_key
-
-    def peek(self, unit: int) -> Chunk | None:
-        """A unit if it is cached."""
-        return self._cache.get(self._base + unit)
-
-    def discard(self, unit: int) -> None:
-        """Do not keep a unit any longer."""
-        self._cache.discard(self._base + unit)
-
-    def key(self, unit: int) -> int:
-        """Under which the cache keeps a unit."""
-        return self._base + unit
-
-    def has(self, units: Sequence[int]) -> bool:
-        """Whether all units are cached now."""
-        return self._cache.has([self._base + unit for unit in units])
-
-    def get(self, units: Sequence[int]) -> list[Chunk]:
-        """The units, in ascending order of their numbers; decodes or waits for those that are not cached."""
-        wanted = [self._base + unit for unit in units]
-        have: dict[int, Chunk] = {}
-        while len(have) < len(wanted):
-            claim = self._cache.claim([key for key in wanted if key not in have])
-            have.update(claim.found)
-            if claim.mine is not None:
-                have.update(self._decode(claim.mine, self._units.read))
-            have.update(self._wait_for(claim.others))
-        return [have[key] for key in wanted]
-
-    def get_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
-        """As `get`, or None where bytes or another reader would have to be waited for."""
-        if len(units) == 1:
-            return self._get_one_nowait(units)
-        wanted = [self._base + unit for unit in units]
-        if self._cache.busy(wanted):
-            return None
-        claim = self._cache.claim(wanted)
-        have = claim.found
-        if claim.mine is not None:
-            try:
-                have.update(self._decode(claim.mine, self._units.read_nowait))
-            except WouldWait:
-                self._cache.uncount(claim)
-                return None
-        if claim.others:
-            return None
-        return [have[key] for key in wanted]
-
-    def _get_one_nowait(self, units: Sequence[int]) -> list[Chunk] | None:
-        """One unit, as random access asks for. Promised to nobody: it is there before anyone could wait for it."""
-        key = self._base + units[0]
-        chunk = self._cache.get(key)
-        if chunk is None:
-            if self._cache.busy((key,)):
-                return None
-            try:
-                chunk = self._units.read_nowait(units)[0]
-            except WouldWait:
-                return None
-            self._cache.add(key, chunk)
-        return [chunk]
-
-    def close(self) -> None:
-        """Let go of the source; decoded units stay cached."""
-        self._units.close()
-
-    def _wait_for(self, others: Sequence[tuple[int, Flight]]) -> dict[int, Chunk]:
-        """What others decode. A reader that may never come back is not waited for: its units are read once more."""
-        landed: dict[int, Chunk] = {}
-        late: list[int] = []
-        end_s = time.monotonic() + FLIGHT_PATIENCE_S
-        for key, flight in others:
-            if not flight.done.wait(max(0.0, end_s - time.monotonic())):
-                late.append(key)
-            elif key in flight.chunks:
-                landed[key] = flight.chunks[key]
-        if late:
-            landed.update(self._decode(Flight(late), self._units.read))
-        return landed
-
-    def _decode(self, flight: Flight, read: Callable[[Sequence[int]], Sequence[Chunk]]) -> dict[int, Chunk]:
-        decoded: dict[int, Chunk] = {}
-        try:
-            decoded = dict(zip(flight.keys, read([key - self._base for key in flight.keys]), strict=True))
-        finally:
-            self._cache.land(flight, decoded)
-        return decoded
-
-
-class FlatBlocks:
-    """Stretches of a numeric component that are decoded together when it is read sequentially.
-
-    A block is `per_block` consecutive chunks laid out flat, so that what a call costs is shared by many chunks.
-    """
-
-    def __init__(self, grid: Grid, reader: ChunkReader, per_block: int) -> None:
-        self._grid = grid
-        self._reader = reader
-        self._per_block = per_block
-
-    def of_chunk(self, chunk: int) -> int:
-        """The block that holds a chunk."""
-        return chunk // self._per_block
-
-    def span(self, block: int) -> tuple[int, int]:
-        """Where in the flat bytes a block begins and ends."""
-        grid, first = self._grid, block * self._per_block
-        stop = first + self._per_block
-        return grid.flat_offset(first), grid.size if stop >= grid.n_chunks else grid.flat_offset(stop)
-
-    def read(self, units: Sequence[int]) -> Sequence[Chunk]:
-        """The blocks asked for; may block."""
-        return [self._reader.read_run(*self._run(unit)) for unit in units]
-
-    def read_nowait(self, units: Sequence[int]) -> Sequence[Chunk]:
-        """As `read`, but raises WouldWait rather than wait for bytes."""
-        return [self._reader.read_run_nowait(*self._run(unit)) for unit in units]
-
-    def start(self, unit: int, decoders: Decoders, key: int) -> bool:
-        """Have a block decoded elsewhere; False where that cannot be, or its bytes would have to be waited for."""
-        first, places, buffer_bytes = self._run(unit)
-        try:
-            cut = self._reader.cut_run_nowait(first, places)
-        except (WouldWait, DafmountError, OSError):
-            return False  # whoever reads the block meets it again
-        return cut is not None and decoders.start(key, *cut, buffer_bytes)
-
-    @property
-    def block_bytes(self) -> int:
-        """About how long each is."""
-        return self._per_block * self._grid.chunk_bytes
-
-    @property
-    def n_blocks(self) -> int:
-        """How many there are."""
-        return -(-self._grid.n_chunks // self._per_block)
-
-    def close(self) -> None:
-        """Nothing of its own."""
-
-    def _run(self, block: int) -> tuple[int, Sequence[int], int]:
-        start, stop = self.span(block)
-        run = self._grid.run(start, stop - start)
-        assert run is not None  # the grid is sequential and the block not empty
-        return run.first, run.places, run.buffer_bytes
-
-
 class PackedNumbers:
     """A packed numeric component as its flat little-endian bytes.
 
     A read that continues an earlier one is answered from blocks (see FlatBlocks), any other from the very chunks it
-    needs, so that random access decodes nothing else.
+    needs, so that random access decodes nothing else. What lies before a reader is decoded ahead (see Stretches).
     """
 
     def __init__(
@@ -267,21 +95,21 @@ class PackedNumbers:
         *,
         block_bytes: int = BLOCK_BYTES,
         decoders: Decoders | None = None,
+        store: Store | None = None,
     ) -> None:
         """With `block_bytes` 0 there are no blocks; without `decoders` nothing is decoded ahead."""
         self._grid = grid
         self._chunks = CachedUnits(reader, cache, file_number << KEY_BITS)
         self._ends: deque[int] = deque(maxlen=16)
         self._last = (0, 0, 0)
-        self._decoders = decoders
-        self._last_block = 0
-        self._n_in_a_row = 0
-        self._asked = 0
         self._blocks: FlatBlocks | None = None
+        self._stretches: Stretches | None = None
         per_block = min(block_bytes, cache.limit_bytes // MIN_BLOCKS) // max(1, grid.chunk_bytes)
         if grid.is_sequential and per_block > 1:
             self._blocks = FlatBlocks(grid, reader, per_block)
             self._cached_blocks = CachedUnits(self._blocks, cache, (file_number << KEY_BITS) + FIRST_BLOCK_KEY)
+            if decoders is not None and decoders.n_threads:
+                self._stretches = Stretches(self._blocks, self._cached_blocks, decoders, store)
 
     @property
     def size(self) -> int:
@@ -296,6 +124,8 @@ class PackedNumbers:
         run = self._grid.run(offset, length)
         blocks = self._blocks_for(run, offset, length)
         if blocks is not None:
+            if self._stretches is not None:
+                self._stretches.wait(blocks, offset, length)
             return self._cut(offset, length, blocks, self._cached_blocks.get(blocks))
         needed = self._needed(run, offset, length)
         return self._join(run, offset, length, needed, self._chunks.get(needed))
@@ -308,18 +138,18 @@ class PackedNumbers:
         run = self._grid.run(offset, length)
         blocks = self._blocks_for(run, offset, length)
         if blocks is not None:
-            self._wait_for(blocks)
-            flat = self._cached_blocks.get_nowait(blocks)
-            if flat is None:
+            if self._stretches is not None and not self._stretches.go_on(blocks, offset, length):
                 return None
-            self._decode_ahead(blocks)
-            return self._cut(offset, length, blocks, flat)
+            flat = self._cached_blocks.get_nowait(blocks)
+            return None if flat is None else self._cut(offset, length, blocks, flat)
         needed = self._needed(run, offset, length)
         chunks = self._chunks.get_nowait(needed)
         return None if chunks is None else self._join(run, offset, length, needed, chunks)
 
     def close(self) -> None:
         """Let go of the source."""
+        if self._stretches is not None:
+            self._stretches.close()
         self._chunks.close()
 
     def _from_last_block(self, offset: int, length: int) -> memoryview | None:
@@ -335,30 +165,10 @@ class PackedNumbers:
                 return memoryview(flat)[offset - start : offset - start + length]
         return None
 
-    def _wait_for(self, blocks: range) -> None:
-        if self._decoders is not None and blocks.start < self._asked:
-            for block in blocks:
-                self._decoders.wait(self._cached_blocks.key(block))
-
-    def _decode_ahead(self, blocks: range) -> None:
-        """Have the blocks behind these decoded elsewhere, once enough were read one after the other."""
-        decoders, flat = self._decoders, self._blocks
-        if decoders is None or flat is None:
-            return
-        if blocks.start > self._last_block + 1 or blocks.start < self._last_block:
-            self._n_in_a_row = self._asked = 0
-        self._n_in_a_row += blocks.stop - 1 - self._last_block if self._n_in_a_row else 1
-        self._last_block = blocks.stop - 1
-        if self._n_in_a_row < AHEAD_AFTER_BLOCKS:
-            return
-        self._asked = max(self._asked, blocks.stop)
-        while self._asked < min(blocks.stop + decoders.depth, flat.n_blocks) and decoders.has_room(flat.block_bytes):
-            if not flat.start(self._asked, decoders, self._cached_blocks.key(self._asked)):
-                break
-            self._asked += 1
-
     def _blocks_for(self, run: Run | None, offset: int, length: int) -> range | None:
         """The blocks that answer a read, None where single chunks do."""
+        if self._stretches is not None and self._stretches.leads_to(offset):
+            self._ends.append(offset)
         is_next = offset in self._ends
         self._ends.append(offset + length)
         if self._blocks is None or run is None:
@@ -375,6 +185,8 @@ class PackedNumbers:
             self._last = (start, stop, block)
             if stop <= offset + length:
                 self._cached_blocks.discard(block)
+        if self._stretches is not None:
+            self._stretches.answered(blocks, offset + length)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _needed(self, run: Run | None, offset: int, length: int) -> Sequence[int]:

@@ -106,9 +106,6 @@ class IndexedShardReader:
         """As `read_run`, but raises WouldWait rather than wait for bytes."""
         return self._read_run(first, places, buffer_bytes, is_waiting=False)
 
-    def cut_run_nowait(self, first: int, places: Sequence[int]) -> None:
-        """None: the network is slower than one process decodes."""
-
     def raw_sizes(self) -> NDArray[np.int64]:
         """The bytes of every raw chunk, which only the directory or the chunks' heads tell."""
         size = self.source.size

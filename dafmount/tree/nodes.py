@@ -14,7 +14,8 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -194,10 +195,13 @@ def join(parent: str, name: str) -> str:
 
 
 class NodeTable:
-    """Which node has which inode number, for nodes that the kernel knows. Used from one thread."""
+    """Which node has which inode number, for nodes that the kernel knows. Used from one thread but for `held`."""
 
     def __init__(self, root: Directory) -> None:
         self._nodes: dict[int, Node] = {ROOT_NUMBER: root}
+        self._held: dict[int, int] = {}
+        """Numbers that are not to be given to others, and by how many."""
+        self._holding = threading.Lock()
         root.lookups = 1
 
     def __getitem__(self, number: int) -> Node:
@@ -234,13 +238,31 @@ class NodeTable:
         if node.lookups == 0 and number != ROOT_NUMBER:
             del self._nodes[number]
 
+    @contextmanager
+    def held(self, file: File) -> Iterator[bool]:
+        """Meanwhile no other file gets this one's number; gives whether nothing else stands for it yet. Any thread.
+
+        What is asked after the number was held and before another could get it, which is retired first, is true.
+        """
+        number = file.number
+        with self._holding:
+            self._held[number] = self._held.get(number, 0) + 1
+        try:
+            yield not file.is_retired
+        finally:
+            with self._holding:
+                self._held[number] -= 1
+                if not self._held[number]:
+                    del self._held[number]
+
     def _give_numbers(self, parent: int, nodes: Sequence[Node]) -> None:
         """Numbers for those of some nodes of one directory that have none; `parent` is the directory's number."""
         new = [node for node in nodes if not node.number]
         numbers: list[int] = []
         for first in range(0, len(new), _BATCH):
             numbers += _hashes(parent, [node.name for node in new[first : first + _BATCH]])
-        if len(set(numbers)) < len(numbers) or not self._nodes.keys().isdisjoint(numbers):
+        is_taken = not (self._nodes.keys().isdisjoint(numbers) and self._held.keys().isdisjoint(numbers))
+        if is_taken or len(set(numbers)) < len(numbers):
             numbers = self._without_doubles(numbers)
         for node, number in zip(new, numbers, strict=True):
             node.number = number
@@ -249,7 +271,7 @@ class NodeTable:
         """Numbers of which none is given yet nor given twice."""
         given: dict[int, None] = {}
         for number in numbers:
-            while number in given or number in self._nodes:
+            while number in given or number in self._nodes or number in self._held:
                 number = (number + 4) & 0xFFFFFFFFFFFFFFFF
             given[number] = None
         return list(given)

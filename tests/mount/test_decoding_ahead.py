@@ -1,20 +1,22 @@
-"""Processes that decode for a mount: they serve the same bytes, and end with it."""
+"""What a mount decodes ahead and gives to the kernel before it asks: the same bytes, in fewer requests."""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mounts import LIMIT_S, Mounted, run_dafmount, servers, wait_until
+from mounts import LIMIT_S, Mounted, wait_until
 from packing import run_dafpack
 
 N_CELLS, N_GENES = 200_000, 40
 COUNTS = "matrices/cell/gene/UMIs"
+KERNEL_READS_BYTES = 128 * 1024
+"""What the kernel asks for at once by itself."""
 
 pytestmark = pytest.mark.fuse
 
@@ -42,45 +44,77 @@ def packed(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
-def children(server: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
-
-
 def same(flat: Path, shown: Path) -> bool:
     command = ["cmp", flat / f"{COUNTS}.data", shown / f"{COUNTS}.data"]
     return subprocess.run(command, check=False, timeout=LIMIT_S).returncode == 0
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no room for another process")
-def test_processes_decode_ahead_are_replaced_when_killed_and_end_with_the_mount(
-    flat: Path, packed: Path, mounted: Mounted
+def drop(path: Path) -> None:
+    """Have the kernel forget a file's bytes."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def n_reads(shown: Path) -> int:
+    said = json.loads(os.getxattr(shown, "user.dafmount.statistics"))
+    return int(said["requests"].get("read", 0))
+
+
+several_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no room for other threads")
+
+
+@several_cores
+def test_the_kernel_gets_most_before_it_asks(flat: Path, packed: Path, mounted: Mounted) -> None:
+    size = (flat / f"{COUNTS}.data").stat().st_size
+    with mounted(packed, "-o", "readahead=0,decoders=0") as shown:
+        assert same(flat, shown)
+        assert n_reads(shown) >= size // KERNEL_READS_BYTES
+    with mounted(packed, "-o", "readahead=0") as shown:
+
+        def gets_most() -> bool:  # on a machine that has something else to do it may have to ask sooner
+            before = n_reads(shown)
+            drop(shown / f"{COUNTS}.data")
+            assert same(flat, shown)
+            return n_reads(shown) - before < size // KERNEL_READS_BYTES // 2
+
+        wait_until(gets_most, "a reading with half the requests")
+
+
+@pytest.mark.parametrize("option", ["readahead=0", "readahead=4M", "decoders=0", "cache=1M", "decoders=1"])
+def test_programs_that_read_in_their_own_ways_get_the_same_bytes(
+    flat: Path, packed: Path, mounted: Mounted, option: str
 ) -> None:
-    with mounted(packed) as shown:
-        (server,) = servers(shown)
-        assert children(server) == []
+    with mounted(packed, "-o", option) as shown:
+        path, expected = shown / f"{COUNTS}.data", (flat / f"{COUNTS}.data").read_bytes()
+        readers = [
+            subprocess.Popen(["cmp", flat / f"{COUNTS}.data", path, *more], stdout=subprocess.DEVNULL)
+            for more in ([], ["-i", "9999999"], ["-n", "12345678"])
+        ]
+        for command in (
+            ["dd", f"if={path}", "bs=64K", "iflag=direct", "status=none"],
+            ["dd", f"if={path}", "bs=4K", "status=none"],
+            ["tail", "-c", "+4000001", path],
+            ["cat", path],
+        ):
+            done = subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+            assert done.stdout == expected[-len(done.stdout) :]
+            assert len(done.stdout) in (len(expected), len(expected) - 4_000_000)
+        assert [reader.wait(LIMIT_S) for reader in readers] == [0, 0, 0]
+        drop(path)
+        assert (np.memmap(path, "<i4", "r") == np.frombuffer(expected, "<i4")).all()
         assert same(flat, shown)
-        started = children(server)
-        assert started
-        for child in started:
-            os.kill(child, signal.SIGKILL)
-        with (shown / f"{COUNTS}.data").open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert same(flat, shown)
-        started = children(server)
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in started), "the processes to end")
 
 
-def test_a_daemon_that_is_killed_takes_them_along(flat: Path, packed: Path, mountpoint: Path) -> None:
-    assert run_dafmount(packed, mountpoint).returncode == 0
-    (server,) = servers(mountpoint)
-    assert same(flat, mountpoint)
-    started = children(server)
-    os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in started), "the processes to end")
-
-
-def test_none_are_started_where_none_are_wanted(flat: Path, packed: Path, mounted: Mounted) -> None:
-    with mounted(packed, "-o", "decoders=0") as shown:
-        (server,) = servers(shown)
-        assert same(flat, shown)
-        assert children(server) == []
+def test_who_stops_reading_holds_up_neither_others_nor_the_end(flat: Path, packed: Path, mounted: Mounted) -> None:
+    size = (flat / f"{COUNTS}.data").stat().st_size
+    with mounted(packed, "-o", "readahead=0") as shown:
+        for length in range(1 << 20, size, 5 << 20):
+            subprocess.run(["head", "-c", str(length), shown / f"{COUNTS}.data"], stdout=subprocess.DEVNULL, check=True)
+            drop(shown / f"{COUNTS}.data")
+        killed = subprocess.Popen(["cat", shown / f"{COUNTS}.data"], stdout=subprocess.PIPE)
+        assert killed.stdout is not None
+        killed.stdout.read(6 << 20)
+        killed.kill()
+        killed.wait(LIMIT_S)
+        killed.stdout.close()
+    # Unmounted at once, whatever was under way.

@@ -98,6 +98,25 @@ def test_a_node_that_takes_the_name_of_a_known_one_gets_another_number() -> None
     assert table[new.number] is new
 
 
+def test_a_number_that_is_held_is_not_given_to_what_takes_its_name() -> None:
+    root = tree(["a"])
+    first = root.children()["first"]
+    assert isinstance(first, Directory)
+    table, old = NodeTable(root), first.children()["a"]
+    assert isinstance(old, File)
+    table.remember(old)
+    with table.held(old) as is_true, table.held(old):
+        assert is_true
+        old.retire()
+        first.graft(first.loader, {"a": (new := File("a", first, 1, 0, Opener()))})
+        table.forget(old.number, 1)
+        assert table.number(new) != old.number
+        with table.held(old) as is_true:
+            assert not is_true
+    first.graft(first.loader, {"a": (newer := File("a", first, 1, 0, Opener()))})
+    assert table.number(newer) == old.number
+
+
 def test_what_was_replaced_before_it_was_known_gets_a_number_too() -> None:
     root = tree(["a"])
     first = root.children()["first"]

@@ -13,7 +13,7 @@ function __dafmount_words
         verify=all\t'check all checksums' \
         timeout=\t'longest wait for the source' \
         refresh=\t'how often to look whether the source changed' \
-        decoders=\t'processes that decode ahead of sequential readers' \
+        decoders=\t'threads that decode ahead of sequential readers' \
         readahead=\t'how far the kernel reads ahead' \
         nonempty\t'mount over a directory that has entries' \
         uid=\t'owner of everything shown' \
