@@ -101,6 +101,12 @@ class ChunkCache:
             self.counters.misses += 1
             self._keep(key, chunk)
 
+    def swap(self, key: int, chunk: Chunk) -> None:
+        """The same bytes in other memory, where the chunk is still here."""
+        with self._lock:
+            if key in self._chunks:
+                self._keep(key, chunk)
+
     def has(self, keys: Sequence[int]) -> bool:
         """Whether all of `keys` are here; changes nothing."""
         return all(key in self._chunks for key in keys)

@@ -61,6 +61,7 @@ class Job:
     def __init__(self, keys: Sequence[int], n_bytes: int) -> None:
         self.keys = keys
         self.n_bytes = n_bytes
+        """What it takes, or has taken: less once it was done and some of it is with the kernel."""
         self.decoded = threading.Event()
         """What can be decoded is in the cache."""
         self.done = threading.Event()
@@ -80,7 +81,7 @@ class Decoders:
     """Some threads, started when they are first needed. Jobs are started from one thread, that of the requests."""
 
     def __init__(self, cache: ChunkCache, n_threads: int) -> None:
-        """With no threads nothing is ever decoded ahead. What they decode goes into `cache`, up to half of it."""
+        """With no threads nothing is ever decoded ahead. What they decode goes into `cache`, three quarters at most."""
         self.n_threads = n_threads
         self.kernel: Kernel | None = None
         self._cache = cache
@@ -102,15 +103,16 @@ class Decoders:
         """Whether the kernel can be given bytes now."""
         return self.kernel is not None and self.kernel.is_ready()
 
-    def has_room(self, n_bytes: int) -> bool:
-        """Whether a job of so many bytes can be started now."""
+    def has_room(self, n_bytes: int, is_due: bool = False) -> bool:
+        """Whether a job of so many bytes can be started now, one that somebody waits for where it `is_due`."""
         self._forget_used()
         n_waiting = sum(not job.decoded.is_set() for job in self._jobs)
         used = n_bytes + sum(job.n_bytes for job in self._jobs)
-        return n_waiting < JOBS_A_THREAD * self.n_threads and used <= self._cache.limit_bytes // 2
+        n_jobs = JOBS_A_THREAD * self.n_threads * (2 if is_due else 1)
+        return n_waiting < n_jobs and used <= self._cache.limit_bytes * 3 // 4
 
-    def start(self, job: Job) -> None:
-        """Have a job done, unless somebody takes it before."""
+    def start(self, job: Job) -> bool:
+        """Have a job done, unless somebody takes it before; False where there is no thread to be had."""
         if len(self._threads) < self.n_threads:
             # Not waited for when the process ends: a thread may be stuck in the kernel.
             thread = threading.Thread(target=self._work, name="decoder", daemon=True)
@@ -120,8 +122,11 @@ class Decoders:
                 log.debug("no thread to decode ahead: %s", error)
             else:
                 self._threads.append(thread)
+        if not self._threads:
+            return False
         self._jobs.append(job)
         self._queue.put(job)
+        return True
 
     def close(self) -> None:
         """Let the threads end."""

@@ -80,8 +80,14 @@ class _Stretch(Job):
         if not store(stored.start, flat[stored.start - start : stored.stop - start]):
             self._of.is_given = False
             return False
-        for block in self.blocks[1:-1]:  # of the last one a page may be missing
+        for block in self.blocks[1:-1]:
             cached.discard(block)
+        # The head is still to come, and of the last one perhaps a page. In memory of their own: that of all can go.
+        kept = {self.blocks[0], self.blocks[-1]}
+        for block in kept:
+            first, stop = blocks.span(block)
+            cached.swap(block, bytes(flat[first - start : stop - start]))
+        self.n_bytes = len(kept) * blocks.block_bytes
         return True
 
 
@@ -116,9 +122,9 @@ class Stretches:
         stop = offset + length
         self._look_for_overlaps(offset, stop)
         self._longest = max(self._longest, length)
-        self._begin(blocks)
+        self._begin(blocks, offset)
         for job in self._touched(blocks):
-            if job.done.is_set() or self._takes_back(job):
+            if job.done.is_set():
                 continue
             if job.stored and not _overlaps(job.stored, offset, stop):
                 return False
@@ -129,10 +135,9 @@ class Stretches:
     def wait(self, blocks: range, offset: int, length: int) -> None:
         """Return when what was begun for these blocks is done, or is not going to be soon. Any thread but `go_on`'s."""
         for job in self._touched(blocks):
-            if job.done.is_set() or self._takes_back(job):
-                continue
             awaited = job.decoded if _overlaps(job.stored, offset, offset + length) else job.done
-            awaited.wait(LONG_PATIENCE_S)
+            if not awaited.wait(LONG_PATIENCE_S):
+                self._takes_back(job)
 
     def answered(self, blocks: range, stop: int) -> None:
         """Bytes up to `stop` were handed out: what the kernel has does not have to be kept."""
@@ -170,21 +175,24 @@ class Stretches:
                 if self._n_overlapped == MAX_OVERLAPPED:
                     self.is_given = False
 
-    def _begin(self, blocks: range) -> None:
+    def _begin(self, blocks: range, offset: int) -> None:
         if self._n_in_a_row < AHEAD_AFTER_BLOCKS:
             return
         stretch_bytes = STRETCH_BLOCKS * self.blocks.block_bytes
-        self._asked = max(self._asked, (blocks.stop - 1) // STRETCH_BLOCKS + 1)
+        here, in_stretch = divmod(blocks.stop - 1, STRETCH_BLOCKS)
+        is_entered = in_stretch > 0 or offset > self.blocks.span(blocks.stop - 1)[0]
+        self._asked = max(self._asked, here + is_entered)
         # No further ahead than has been read already.
         n_blocks = self.blocks.n_blocks
         stop = min(n_blocks, blocks.stop + self._n_in_a_row)
         head_bytes = max(HEAD_BYTES, -(-self._longest // _PAGE_BYTES) * _PAGE_BYTES)
         is_given = self.is_given and head_bytes * MAX_HEAD_SHARE <= stretch_bytes and self._can_store()
-        while self._asked * STRETCH_BLOCKS < stop and self._decoders.has_room(stretch_bytes):
+        while self._asked * STRETCH_BLOCKS < stop and self._decoders.has_room(stretch_bytes, self._asked == here):
             first = self._asked * STRETCH_BLOCKS
             job = _Stretch(self, range(first, min(first + STRETCH_BLOCKS, n_blocks)), head_bytes if is_given else None)
+            if not self._decoders.start(job):
+                break
             self._jobs[self._asked] = job
-            self._decoders.start(job)
             self._asked += 1
 
     def _can_store(self) -> bool:

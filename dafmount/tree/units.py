@@ -51,6 +51,10 @@ class CachedUnits:
         """Keep a unit that was decoded by other means."""
         self._cache.add(self._base + unit, chunk)
 
+    def swap(self, unit: int, chunk: Chunk) -> None:
+        """Keep a unit, if it is still kept, in other memory."""
+        self._cache.swap(self._base + unit, chunk)
+
     def key(self, unit: int) -> int:
         """Under which the cache keeps a unit."""
         return self._base + unit

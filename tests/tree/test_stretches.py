@@ -356,12 +356,12 @@ def test_readers_who_went_away_leave_room_for_others(shard: Path, monkeypatch: p
         assert not reader.decoders._jobs
 
 
-def test_a_cache_holds_at_most_half_of_what_was_not_asked_for(shard: Path) -> None:
+def test_a_cache_holds_not_only_what_was_not_asked_for(shard: Path) -> None:
     with reading(shard, request_bytes=4 * HEAD_BYTES) as reader:
         cache = reader.decoders._cache
         for offset, length in reader.kernel.requests(0, len(FLAT) // 2):
             reader.ask(offset, length)
-            assert sum(job.n_bytes for job in reader.decoders._jobs) <= cache.limit_bytes // 2
+            assert sum(job.n_bytes for job in reader.decoders._jobs) <= cache.limit_bytes * 3 // 4
 
 
 def test_nothing_is_begun_for_a_content_that_was_closed(shard: Path) -> None:
