@@ -31,8 +31,9 @@ MAX_OVERLAPPED = 3
 somebody reads on from elsewhere. Of the first one it does: once it has begun to read ahead it asks for the next
 piece at the first page of what it gets."""
 
-PATIENCE_S = 0.002
-"""How long the requests' thread waits for a stretch that is being decoded, which takes some 10 ms."""
+PATIENCE_S = 0.02
+"""How long the requests' thread waits for a stretch that is being decoded, which takes some 10 ms: a hop to another
+thread for each of the kernel's requests took a twentieth of the speed."""
 
 LONG_PATIENCE_S = 0.5
 """How long another thread waits for it, and until the rest is with the kernel. Then the bytes are decoded once more."""
