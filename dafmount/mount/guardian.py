@@ -29,12 +29,15 @@ _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # on all processors; linux/mount.h
 _CLOEXEC = 1
 _CREATE = 6
 
+_LABEL = "dafmount-guardian"
+"""What an administrator finds in a list of processes."""
+
 _READY = b"r"
 _ABORT = b"1"
 
 _PROGRAM = f"""
 import ctypes, os, signal, sys
-abort, ready, parent = map(int, sys.argv[1:])
+abort, ready, parent = map(int, sys.argv[1:4])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 for ignored in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:  # of a terminal or a service; the daemon ends this process
     signal.signal(ignored, signal.SIG_IGN)
@@ -69,7 +72,7 @@ class Guardian:
         ready, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(abort), str(theirs), str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(abort), str(theirs), str(os.getpid()), _LABEL],
                 cwd="/",
                 pass_fds=(abort, theirs),
                 stdin=subprocess.DEVNULL,

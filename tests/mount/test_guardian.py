@@ -70,6 +70,7 @@ def started(abort_file: Path) -> Guardian:
 def test_it_ends_without_a_word(abort_file: Path) -> None:
     guardian = started(abort_file)
     pid = guardian._process.pid
+    assert b"dafmount-guardian" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     guardian.close()
     assert not Path(f"/proc/{pid}").exists()
     assert abort_file.read_bytes() == b""
