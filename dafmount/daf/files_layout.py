@@ -135,13 +135,12 @@ class FilesLayout:
         raw = self.raw_descriptor(key)
         return raw, parse_descriptor(raw, len(key.axes), self.where(key.path + ".json"))
 
-    def packed_components(self, axes: Sequence[str], names: Iterable[str]) -> dict[str, PackedComponent]:
-        """Which of the file names of a property's directory are shards: shard name -> what it holds.
+    def packed_components(self, axes: Sequence[str], present: Set[str]) -> dict[str, PackedComponent]:
+        """Which of the file names present in a property's directory are shards: shard name -> what it holds.
 
         Only a descriptor makes a file a shard, never its suffix. A descriptor that cannot be read is logged; its files
         stay what they are.
         """
-        present = names if isinstance(names, Set) else set(names)
         shards = [name for name in present if name[-4:] == ".zip"]
         self._expect(axes, shards, present)
         found: dict[str, PackedComponent] = {}

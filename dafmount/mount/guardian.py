@@ -36,16 +36,28 @@ _READY = b"r"
 _ABORT = b"1"
 
 _PROGRAM = f"""
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
 abort, ready, parent = map(int, sys.argv[1:4])
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-for ignored in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:  # of a terminal or a service; the daemon ends this process
-    signal.signal(ignored, signal.SIG_IGN)
-if ctypes.CDLL(None).prctl(1, signal.SIGUSR1, 0, 0, 0):
+
+def is_dead():
+    try:
+        with open(f"/proc/{{parent}}/stat") as stat:
+            return os.getppid() != parent or stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+# Whatever is sent to a whole service or terminal is none of its business: the daemon ends this process.
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+if ctypes.CDLL(None).prctl(1, signal.SIGRTMIN, 0, 0, 0):
     sys.exit(1)
-if os.getppid() == parent:
+if not is_dead():
     os.write(ready, {_READY!r})
-    signal.sigwait([signal.SIGUSR1])
+while not is_dead():
+    signal.sigwait([signal.SIGRTMIN])
+    for _ in range(100):  # told a moment before it is
+        if is_dead():
+            break
+        time.sleep(0.01)
 os.write(abort, {_ABORT!r})
 """
 

@@ -233,7 +233,7 @@ class Operations(pyfuse3.Operations):
                 entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = node.mtime_ns
                 # Asking for a size would delay the whole listing. The kernel forgets at once what it is told here, and
                 # asks for the exact size before anybody sees or uses one.
-                is_exact = not isinstance(node, File) or not (node.size is None or node.is_retired)
+                is_exact = alike[0] is not None and not alike[3]
                 entry.attr_timeout = entry.entry_timeout = CACHE_TIMEOUT_S if is_exact else 0
             if position < 2:
                 reply(token, _DOTS[position], entry, position + 1)

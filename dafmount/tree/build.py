@@ -266,7 +266,7 @@ class PropertyDirectory:
             elif name[-5:] == ".json":
                 is_packed = name[:-5] in flat_of_packed
                 size = None if is_packed or is_legacy else stored_size
-                identity = None if stored_identity is None else (stored_identity, is_packed)
+                identity = known(stored_identity, is_packed)
                 descriptor = rewritten if is_packed else stored
                 children[name] = File(name, directory, size, mtime_ns, descriptor, False, identity)
             else:

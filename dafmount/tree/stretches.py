@@ -170,6 +170,7 @@ class Stretches:
                 continue
             if job.done.is_set():  # it had these bytes: its memory is short, or somebody reads past it
                 self.is_given = False
+                job.stored = range(0)
             elif not job.is_overlapped:  # it reads ahead by several requests at a time
                 job.is_overlapped = True
                 self._n_overlapped += 1

@@ -20,7 +20,7 @@ from dafmount.source.local import LocalFile
 from dafmount.tree import decoders as decoders_module
 from dafmount.tree import stretches as stretches_module
 from dafmount.tree.cache import ChunkCache
-from dafmount.tree.chunks import ShardReader, ShardSpec, WouldWait
+from dafmount.tree.chunks import DECODED, ShardReader, ShardSpec, WouldWait
 from dafmount.tree.content import PackedNumbers
 from dafmount.tree.decoders import Decoders
 from dafmount.tree.nodes import File
@@ -235,11 +235,14 @@ def test_a_kernel_that_takes_nothing_is_not_given_more(shard: Path) -> None:
 
 
 def test_who_reads_past_the_page_cache_makes_it_stop(shard: Path) -> None:
+    before = DECODED.n_chunks
     with reading(shard) as reader:
         for at in range(0, len(FLAT) - HEAD_BYTES, HEAD_BYTES):
             reader.ask(at, HEAD_BYTES)
             reader.settle()
         assert 0 < reader.kernel.n_stored_bytes < len(FLAT) // 4
+    n_given = reader.kernel.n_stored_bytes / len(FLAT)
+    assert DECODED.n_chunks - before < (1.1 + n_given) * len(FLAT) / (2047 * 4), "once more is enough"
 
 
 def test_what_is_being_given_to_the_kernel_is_answered_meanwhile(shard: Path) -> None:
