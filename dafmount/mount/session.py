@@ -211,8 +211,9 @@ async def _main(
     ready: Callable[[], None],
 ) -> None:
     async with trio.open_nursery() as nursery:
+        # Who was answered once may send one.
+        await nursery.start(signals.obey, nursery)
         nursery.start_soon(follower.run)
-        nursery.start_soon(signals.obey, nursery)
         nursery.start_soon(_end_with_connection, offload, nursery.cancel_scope)
         nursery.start_soon(_announce, mountpoint, readahead_bytes, ready)
         await pyfuse3.main(max_tasks=MAX_TASKS)
@@ -275,12 +276,15 @@ class _Signals:
         self._has_terminal = _has_terminal()
         self._is_ending = False
 
-    async def obey(self, nursery: trio.Nursery) -> None:
+    async def obey(
+        self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Wait for signals until cancelled; `nursery` is that of the whole session."""
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN or not self._ends_on_hangup:
             numbers.append(signal.SIGHUP)  # under nohup it stays ignored
         with trio.open_signal_receiver(*numbers) as signals:
+            task_status.started()
             async for number in signals:
                 if number == signal.SIGUSR1:
                     log.info("%s: status: %s", self._mountpoint, self._reporter.status().line())
